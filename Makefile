@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 WANDB_MODE=disabled HF_HUB_OFFLINE=1 $(BIN)/python -
 .DEFAULT_GOAL := help
 
 help: ## print this list
-	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make the local environment .venv (quick when nothing changed)
 

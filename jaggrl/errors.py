@@ -1,7 +1,7 @@
 """Errors that a user can mend, and the exit codes of every door.
 
-A door (``python -m jaggrl.train`` and its sisters) turns a :class:`UserError` into one line on stderr and exit
-code 2; every other exception keeps its traceback, because it is ours to mend.
+A door (``python -m jaggrl.train`` and its sisters) turns a :class:`UserError` into one line on stderr and
+exit code 2; every other exception keeps its traceback, because it is ours to mend.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 EXIT_OK = 0
 EXIT_BAD_INPUT = 2  # a value or file the user gave cannot work
-EXIT_PREEMPTED = 75  # stopped by a signal after a checkpoint; the same command goes on (sysexits: EX_TEMPFAIL)
+EXIT_PREEMPTED = 75  # stopped by a signal after a checkpoint: the same command goes on (EX_TEMPFAIL)
 EXIT_INTERRUPTED = 130  # Ctrl-C
 
 
@@ -34,5 +34,5 @@ def did_you_mean(name: str, choices: Iterable[str], *, limit: int = 12) -> str:
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:
-    """The error for a name that is not among the choices, for instance ``unknown("reward", "hps", REWARDS)``."""
+    """The error for a name that is not among the choices: ``raise unknown("reward", "hps", REWARDS)``."""
     return UserError(f"unknown {kind} {name!r}: {did_you_mean(name, choices)}")

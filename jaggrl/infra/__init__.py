@@ -1,1 +1,1 @@
-"""Everything around the training itself: run folders, checkpoints, logs, reports, the command line, sweeps."""
+"""Everything around the training: ranks, run folders, checkpoints, logs, reports, command line, sweeps."""
