@@ -1,0 +1,93 @@
+"""What an algorithm is: record, credit, windows, and what happens after a rollout's updates."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from jaggrl.credit import sample_weights
+from jaggrl.diffusion.grouping import Group, cut
+from jaggrl.errors import UserError
+from jaggrl.infra.distributed import gather
+from jaggrl.models.policy import Policy
+from jaggrl.trajectory import Batch, Scored, Trajectory
+from jaggrl.window import Window
+
+
+class Algorithm(ABC):
+    """Turns scored trajectories into windows. One instance per run; any state must be in ``state_dict``."""
+
+    record: frozenset[str] = frozenset()
+    """What the rollout writes down (``rollout.RECORDS``)."""
+    behaviour: str = "current"
+    """The policy that samples: ``current`` or a shadow."""
+    needs: tuple[str, ...] = ()
+    """Policies other than the current one that windows ask for."""
+    min_group: int = 2
+
+    @abstractmethod
+    def credit(self, scored: Scored) -> Batch:
+        """Rewards -> advantage, r or direction, for this rank's samples."""
+
+    @abstractmethod
+    def trained_steps(self, trajectory: Trajectory) -> list[int]:
+        """Steps that an update trains on, in falling t."""
+
+    @abstractmethod
+    def windows(self, micro: Batch, policy: Policy, groups: Sequence[Group]) -> Iterator[Window]:
+        """The windows of one micro-batch, in the order of ``groups``."""
+
+    def groups(self, trajectory: Trajectory, rollout: int, window: int | Sequence[int], seed: int) -> list[Group]:
+        """The rollout's trained steps cut into windows, the same on all ranks."""
+        return cut(self.trained_steps(trajectory), window)
+
+    def after_rollout(self, policy: Policy, updates: int) -> dict[str, float]:
+        """Called when a rollout's updates are done; ``updates`` counts optimizer steps so far. Returns log values."""
+        return {}
+
+    def check(self, interpolates: bool, init_noise: str, explores: bool, updates: int, group: int) -> None:
+        """Refuse combinations that make no sense, before weights are loaded."""
+        if group < self.min_group:
+            name = type(self).__name__
+            raise UserError(
+                f"group_size={group} gives no {name} credit (it compares samples of one prompt); use at least {self.min_group}"
+            )
+
+
+def batch_of(
+    scored: Scored,
+    credit_N: dict[str, Tensor],
+    credit_B: dict[str, Tensor] | None = None,
+    kept_N: Tensor | None = None,
+    stats: dict[str, float] | None = None,
+) -> Batch:
+    """This rank's Batch from credit over all samples (``credit_N``) or already local (``credit_B``).
+
+    Denominators are global: a sample's weight is ``world / (counted samples of its part over all ranks)``, since sharded
+    gradients are averaged over ranks. Failed samples (and those not in ``kept_N``) weigh nothing.
+    """
+    trajectory = scored.trajectory
+    device = trajectory.x0_B.device
+    index_B = torch.tensor([s.index for s in trajectory.samples])
+    valid_N = scored.total_N.isfinite()
+    counted_N = valid_N if kept_N is None else valid_N & kept_N
+    part_B = torch.tensor([s.part for s in trajectory.samples], device=device)
+    rank_order, parts = gather(index_B.to(device)).cpu(), gather(part_B).cpu()
+    part_N = torch.empty_like(parts)
+    part_N[rank_order] = parts
+    world = len(part_N) // len(index_B)
+    weight_N = sample_weights(counted_N, part_N) * world
+    credit = {name: value[index_B].to(device) for name, value in credit_N.items()}
+    return Batch(
+        trajectory,
+        {**credit, **(credit_B or {})},
+        counted_N[index_B].to(device),
+        weight_N[index_B].to(device),
+        stats or {},
+    )
+
+
+def take_steps(x_SB: Tensor, step_B: Tensor) -> Tensor:
+    """Each sample's own step: (S, B, ...), (B,) -> (B, ...)."""
+    return x_SB[step_B, torch.arange(len(step_B), device=step_B.device)]

@@ -1,0 +1,252 @@
+"""Clipped policy gradient on denoising steps: DanceGRPO, Flow-GRPO, Flow-GRPO-Fast, MixGRPO, GRPO-Guard.
+
+They are YAML files over this one class. What we follow and where we leave it:
+
+1. The log-probability is the mean over latent dimensions, as in all reference code (JAGG Eq. 5 prints a sum).
+2. The clip is one-sided per sign of the advantage (PPO's max); a step outside the interval on the harmless side keeps
+   its gradient, unlike the paper's remark.
+3. Old log-probabilities are the rollout's, never recomputed.
+4. The objective is a mean over samples and trained steps of one optimizer step, over all ranks; micro-batches and
+   leftovers never change it (DanceGRPO's code drops samples that do not divide).
+5. DanceGRPO permutes steps per sample; that destroys windows, so ``steps=permute`` is refused with interpolating
+   strategies. The default trains a prefix of the trajectory (the noisiest steps).
+6. GRPO-Guard's bias term is taken per sample (the published code averages over the batch by accident).
+7. KL forms: ``kernel`` is Flow-GRPO's ``mean_d (mu - mu_ref)^2 / (2 g^2)`` without the step length; ``velocity`` is
+   ``mean_d (v - v_ref)^2``.
+8. Best-of-n selects within each group, not over a rank's whole batch.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from jaggrl.algorithms.base import Algorithm, batch_of, take_steps
+from jaggrl.credit import Advantage, best_of
+from jaggrl.diffusion.grouping import Group, cut, eligible
+from jaggrl.diffusion.kernels import Kernel, Transition, mean_d
+from jaggrl.diffusion.noise import generator
+from jaggrl.errors import UserError
+from jaggrl.models.policy import Policy
+from jaggrl.trajectory import Batch, Scored, Trajectory
+from jaggrl.window import StepLoss, Window
+
+KL_FORMS = ("kernel", "velocity")
+STEP_ORDERS = ("noisiest", "random_windows", "permute")
+
+
+class PolicyGradient(Algorithm):
+    """GRPO over stochastic denoising steps (JAGG Eq. 3-5)."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        advantage: Advantage,
+        clip_range: float = 1e-4,
+        timestep_fraction: float = 1.0,
+        steps: str = "noisiest",
+        ignore_last: bool = True,
+        kl_coef: float = 0.0,
+        kl_form: str = "kernel",
+        guard: bool = False,
+        guard_reweight: bool = False,
+        best_of_n: int | None = None,
+    ) -> None:
+        """
+        Args:
+            kernel: the rollout's transition kernel.
+            advantage: how rewards become advantages.
+            clip_range: epsilon of the clip; the log-probability is a mean over dimensions, so 1e-4 is a natural scale.
+            timestep_fraction: share of the stochastic transitions that an update trains on.
+            steps: ``noisiest`` (a prefix), ``random_windows`` (whole windows drawn per rollout), ``permute`` (per sample).
+            ignore_last: never train the last transition, whose Gaussian is too sharp.
+            kl_coef: weight of the KL to the reference (0 = none, no reference forwards).
+            kl_form: ``kernel`` or ``velocity``.
+            guard: GRPO-Guard's ratio normalisation.
+            guard_reweight: also divide each step's policy loss by its |delta sigma|.
+            best_of_n: train on the best and worst n/2 of each group only (null = all).
+        """
+        if not clip_range > 0:
+            raise UserError(f"algorithm.clip_range={clip_range} must be > 0; the papers use 1e-5 to 0.1")
+        if steps not in STEP_ORDERS:
+            raise UserError(f"algorithm.steps={steps} is unknown; use {', '.join(STEP_ORDERS)}")
+        if kl_form not in KL_FORMS:
+            raise UserError(f"algorithm.kl_form={kl_form} is unknown; use {' or '.join(KL_FORMS)}")
+        if kl_coef < 0:
+            raise UserError(f"algorithm.kl_coef={kl_coef} must be >= 0")
+        if best_of_n is not None and best_of_n < 2:
+            raise UserError(f"algorithm.best_of_n={best_of_n} must be at least 2, or null for all samples")
+        eligible(1000, timestep_fraction)
+        self.kernel = kernel
+        self.advantage = advantage
+        self.clip_range = clip_range
+        self.timestep_fraction = timestep_fraction
+        self.steps = steps
+        self.ignore_last = ignore_last
+        self.kl_coef = kl_coef
+        self.kl_form = kl_form
+        self.guard = guard
+        self.guard_reweight = guard_reweight
+        self.best_of_n = best_of_n
+        self.record = frozenset({"states", "velocities", "log_prob"} | ({"mean"} if guard else set()))
+        self.needs = ("reference",) if kl_coef > 0 else ()
+        self._permutation = generator("steps", 0)
+
+    def check(self, interpolates: bool, init_noise: str, explores: bool, updates: int, group: int) -> None:
+        """Also refuses ODE rollouts, permuted steps under interpolation, and Guard without a Gaussian SDE."""
+        super().check(interpolates, init_noise, explores, updates, group)
+        if not explores:
+            raise UserError("a policy gradient needs stochastic steps; set algorithm.rollout.exploration to a window")
+        if self.steps == "permute" and interpolates:
+            raise UserError(
+                "algorithm.steps=permute breaks consecutive windows; use backward=exact or subset, or steps=random_windows"
+            )
+        if self.best_of_n is not None and self.best_of_n > group:
+            raise UserError(f"algorithm.best_of_n={self.best_of_n} exceeds group_size={group}; lower it")
+
+    def credit(self, scored: Scored) -> Batch:
+        """Group-relative advantages over the whole rollout."""
+        advantage_N = self.advantage(scored.parts_N, scored.weights, scored.group_size)
+        kept_N = None
+        if self.best_of_n is not None and self.best_of_n < scored.group_size:
+            kept_N = best_of(advantage_N, scored.total_N.isfinite(), scored.group_size, self.best_of_n)
+        return batch_of(scored, {"advantage": advantage_N}, kept_N=kept_N)
+
+    def trained_steps(self, trajectory: Trajectory) -> list[int]:
+        """Stochastic transitions, without the last one of the trajectory when ``ignore_last``."""
+        last = len(trajectory.noisy_S) - 1
+        return [i for i, noisy in enumerate(trajectory.noisy_S) if noisy and not (self.ignore_last and i == last)]
+
+    def groups(self, trajectory: Trajectory, rollout: int, window: int | Sequence[int], seed: int) -> list[Group]:
+        """Windows over the eligible transitions; ``random_windows`` draws whole windows per rollout for all ranks."""
+        trained = self.trained_steps(trajectory)
+        count = eligible(len(trained), self.timestep_fraction)
+        if self.steps == "permute":
+            self._permutation = generator(seed, rollout, "permute")
+        if self.steps == "random_windows":
+            whole = [g for g in cut(trained, window) if g.position < 1.0]
+            keep = max(1, round(count / max(1, len(trained)) * len(whole)))
+            drawn = torch.randperm(len(whole), generator=generator(seed, rollout, "windows"))[:keep]
+            return [whole[i] for i in sorted(drawn.tolist())]
+        return cut(trained[:count], window)
+
+    def windows(self, micro: Batch, policy: Policy, groups: Sequence[Group]) -> Iterator[Window]:
+        """One window per group; states are the rollout's own, so that velocities can be served."""
+        trained = sum(len(g.steps) for g in groups)
+        steps_KB = self._steps_of_samples(micro, groups)
+        start = 0
+        for group in groups:
+            rows = steps_KB[start : start + len(group.steps)]
+            start += len(group.steps)
+            yield self._window(micro, policy, rows, group.position, 1.0 / trained)
+
+    def _steps_of_samples(self, micro: Batch, groups: Sequence[Group]) -> Tensor:
+        """Step indices (K, B): the groups' own, or each sample's own permutation of the trained ones."""
+        tr = micro.trajectory
+        flat = torch.tensor([i for g in groups for i in g.steps])
+        if self.steps != "permute":
+            return flat.unsqueeze(1).expand(-1, len(tr.samples))
+        trained = torch.tensor(self.trained_steps(tr))
+        seed = self._permutation.initial_seed()
+        drawn = [
+            trained[torch.randperm(len(trained), generator=generator(seed, s.index))[: len(flat)]] for s in tr.samples
+        ]
+        return torch.stack(drawn, 1)
+
+    def _window(self, micro: Batch, policy: Policy, step_WB: Tensor, position: float, share: float) -> Window:
+        tr = micro.trajectory
+        states = tr.recorded["states"]
+        step = step_WB.to(states.device)
+        reference = self._reference(micro, policy, step)
+
+        def velocities(js: Sequence[int]) -> list[Tensor]:
+            zs = [take_steps(states, step[j]) for j in js]
+            ts = [tr.t_S.to(states.device)[step[j]] for j in js]
+            return policy.velocities(zs, ts, tr.condition)
+
+        def loss(j: int, raw: Tensor) -> StepLoss:
+            return self._loss(micro, policy, step[j], raw, reference[j] if reference else None, share)
+
+        return Window(
+            t_WB=tr.t_S[step_WB],
+            position=position,
+            velocities=velocities,
+            loss=loss,
+            stored=lambda j: take_steps(tr.recorded["velocities"], step[j]),
+            fresh=policy.version == tr.version,
+        )
+
+    def _reference(self, micro: Batch, policy: Policy, step_WB: Tensor) -> list[Tensor]:
+        """The reference's guided velocities of the window's steps; empty without KL."""
+        if self.kl_coef == 0:
+            return []
+        tr = micro.trajectory
+        t_S = tr.t_S.to(step_WB.device)
+        with policy.using("reference"):
+            raws = [
+                policy.velocity(take_steps(tr.recorded["states"], row), t_S[row], tr.condition) for row in step_WB
+            ]
+        return [policy.model.guide(raw).float() for raw in raws]
+
+    def _transition(self, micro: Batch, step_B: Tensor, v: Tensor) -> Transition:
+        """The kernel at each sample's step."""
+        tr = micro.trajectory
+        sigma_S = tr.sigma_S.to(v.device)
+        return self.kernel(v, take_steps(tr.recorded["states"], step_B), sigma_S[step_B], sigma_S[step_B + 1])
+
+    def _loss(
+        self, micro: Batch, policy: Policy, step_B: Tensor, raw: Tensor, v_ref: Tensor | None, share: float
+    ) -> StepLoss:
+        """``weight * (clipped policy loss + kl_coef * KL) / trained steps``, summed over the micro-batch."""
+        tr = micro.trajectory
+        v = policy.model.guide(raw)
+        transition = self._transition(micro, step_B, v)
+        z_next = take_steps(tr.recorded["states"], step_B + 1)
+        log_ratio = transition.log_prob(z_next) - take_steps(tr.recorded["log_prob"], step_B)
+        if self.guard:
+            mean_old = take_steps(tr.recorded["mean"], step_B)
+            log_ratio = guarded_log_ratio(log_ratio, transition.mean, mean_old, transition.std)
+        ratio = log_ratio.exp()
+        advantage = micro.credit["advantage"]
+        policy_B = clipped_loss(ratio, advantage, self.clip_range)
+        if self.guard_reweight:
+            sigma_S = tr.sigma_S.to(v.device)
+            policy_B = policy_B / (sigma_S[step_B] - sigma_S[step_B + 1])
+        loss_B = policy_B
+        stats = self._stats(ratio.detach(), advantage, policy_B.detach())
+        if v_ref is not None:
+            kl_B = self._kl(micro, step_B, transition, v, v_ref)
+            loss_B = loss_B + self.kl_coef * kl_B
+            stats["kl"] = kl_B.detach().mean()
+        return StepLoss((micro.weight_B * loss_B).sum() * share, stats)
+
+    def _kl(self, micro: Batch, step_B: Tensor, transition: Transition, v: Tensor, v_ref: Tensor) -> Tensor:
+        """KL to the reference per sample (B,), in the chosen form."""
+        if self.kl_form == "velocity":
+            return mean_d((v - v_ref) ** 2)
+        mean_ref = self._transition(micro, step_B, v_ref).mean
+        return mean_d((transition.mean - mean_ref) ** 2) / (2 * transition.g**2)
+
+    def _stats(self, ratio: Tensor, advantage: Tensor, policy_B: Tensor) -> dict[str, Tensor]:
+        """Ratio and clip shares; clipping is one-sided per sign of the advantage."""
+        high = (ratio > 1 + self.clip_range) & (advantage > 0)
+        low = (ratio < 1 - self.clip_range) & (advantage < 0)
+        return {
+            "ratio_mean": ratio.mean(),
+            "ratio_deviation_max": (ratio - 1).abs().max(),
+            "clip_high": high.float().mean(),
+            "clip_low": low.float().mean(),
+            "policy_loss": policy_B.mean(),
+        }
+
+
+def clipped_loss(ratio_B: Tensor, advantage_B: Tensor, clip_range: float) -> Tensor:
+    """Eq. (4) per sample: ``max(-A rho, -A clip(rho, 1 - eps, 1 + eps))``."""
+    clipped = ratio_B.clamp(1 - clip_range, 1 + clip_range)
+    return torch.maximum(-advantage_B * ratio_B, -advantage_B * clipped)
+
+
+def guarded_log_ratio(log_ratio_B: Tensor, mean: Tensor, mean_old: Tensor, std_B: Tensor) -> Tensor:
+    """GRPO-Guard: ``s [log_ratio + mean_d(mean - mean_old)^2 / (2 s^2)] = mean_d[xi (mean - mean_old)]``, per sample."""
+    drift_B = mean_d((mean - mean_old) ** 2)
+    return std_B * (log_ratio_B + drift_B / (2 * std_B**2))

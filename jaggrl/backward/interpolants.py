@@ -1,0 +1,196 @@
+"""Interpolation rules for the Jacobian: which steps anchor, and with what weights.
+
+The exact gradient of a window is ``sum_j J_j^T s_j``. A rule chooses anchors A and a table M such that
+``J_j ~ sum_a M[a, j] J_a``; the gradient is then ``sum_a J_a^T c_a`` with cotangents ``c_a = sum_j M[a, j] s_j``.
+Anchors stand in the order in which their graphs may be pulled back one at a time: a cotangent must be complete by then,
+so that M is triangular in that order (``M[a, a'] = 0`` for every later anchor ``a'``).
+
+Shapes: t_WB (W steps, B samples), weights_AWB (A anchors). Random rules draw from ``generator``, which is the same on all
+ranks and kept in the checkpoint.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jaggrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Table:
+    """Anchors (step indices, in pull-back order) and their weights M (A, W, B)."""
+
+    anchors: tuple[int, ...]
+    weights_AWB: Tensor
+
+    def used(self) -> list[int]:
+        """Steps whose cotangent counts: those with any weight."""
+        return [j for j in range(self.weights_AWB.shape[1]) if bool((self.weights_AWB[:, j] != 0).any())]
+
+
+class Interpolant(ABC):
+    """A rule. ``anchor_count`` is how many graphs a window costs; shorter windows are pulled back exactly."""
+
+    anchor_count: int
+
+    @abstractmethod
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+        """Anchors and weights for a window."""
+
+
+@dataclass(frozen=True)
+class Exact(Interpolant):
+    """Every step its own anchor: M = identity, W backwards."""
+
+    anchor_count: int = 0
+
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+        """Identity."""
+        W, B = t_WB.shape
+        return Table(tuple(range(W)), torch.eye(W).unsqueeze(-1).expand(W, W, B))
+
+
+@dataclass(frozen=True)
+class Linear(Interpolant):
+    """JAGG, Eq. (6), (7): anchors 0 and W-1, weights ``1 - alpha_j`` and ``alpha_j``; exact under Theorem 1."""
+
+    anchor_count: int = 2
+
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+        """``alpha_j = (t_0 - t_j) / (t_0 - t_{W-1})`` per sample."""
+        alpha_WB = alpha(t_WB)
+        return Table((0, len(t_WB) - 1), torch.stack([1 - alpha_WB, alpha_WB]))
+
+
+@dataclass(frozen=True)
+class Ends(Interpolant):
+    """The paper's ablation: the two end steps with weight 1, the rest discarded (no alpha, no rescaling by W/2)."""
+
+    anchor_count: int = 2
+
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+        """Indicators of step 0 and step W-1."""
+        last = len(t_WB) - 1
+        return Table((0, last), _indicators((0, last), t_WB))
+
+
+@dataclass(frozen=True)
+class Lagrange(Interpolant):
+    """Polynomial interpolation in t over ``anchor_count`` anchors: 2 is JAGG, 3 is quadratic.
+
+    ``spread``: ``even`` spreads the anchors over the window with both ends; ``chebyshev`` takes the steps nearest to
+    the Chebyshev nodes, which lie inside the window.
+    """
+
+    anchor_count: int = 3
+    spread: str = "even"
+
+    def __post_init__(self) -> None:
+        if self.anchor_count < 2:
+            raise UserError(f"backward.interpolant.anchor_count={self.anchor_count} must be at least 2")
+        if self.spread not in ("even", "chebyshev"):
+            raise UserError(f"backward.interpolant.spread={self.spread} is unknown; use even or chebyshev")
+
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+        """``M[a, j] = prod_{b != a} (t_j - t_b) / (t_a - t_b)``."""
+        anchors = _spread(t_WB, self.anchor_count, self.spread)
+        return Table(anchors, lagrange(t_WB, anchors))
+
+
+@dataclass(frozen=True)
+class Subset(Interpolant):
+    """``anchor_count`` random steps (DanceGRPO's step sampling): indicators, times W/k when ``unbiased``."""
+
+    anchor_count: int = 2
+    unbiased: bool = True
+
+    def __post_init__(self) -> None:
+        if self.anchor_count < 1:
+            raise UserError(f"backward.interpolant.anchor_count={self.anchor_count} must be at least 1")
+
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+        """``E[M] = identity`` when unbiased."""
+        W = len(t_WB)
+        chosen = torch.randperm(W, generator=generator)[: self.anchor_count].sort().values.tolist()
+        scale = W / self.anchor_count if self.unbiased else 1.0
+        return Table(tuple(chosen), scale * _indicators(chosen, t_WB))
+
+
+@dataclass(frozen=True)
+class Debiased(Interpolant):
+    """JAGG plus, with probability p, one random middle step whose correction makes the expectation exact.
+
+    The drawn step m adds ``(W-2)/p (J_m^T s_m - interpolated)``, so that ``E[M] = identity``; 2 + p backwards. m comes
+    first in the pull-back order: its s goes into both ends' cotangents.
+    """
+
+    probability: float = 1.0
+    anchor_count: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1:
+            raise UserError(f"backward.interpolant.probability={self.probability} is outside (0, 1]")
+
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+        """The linear table, corrected on the drawn step."""
+        W = len(t_WB)
+        draw = float(torch.rand((), generator=generator))
+        middle = int(torch.randint(1, W - 1, (), generator=generator))
+        alpha_WB = alpha(t_WB)
+        ends_AWB = torch.stack([1 - alpha_WB, alpha_WB])
+        if draw >= self.probability:
+            return Table((0, W - 1), ends_AWB)
+        return Table((middle, 0, W - 1), corrected(ends_AWB, middle, (W - 2) / self.probability))
+
+
+def alpha(t_WB: Tensor) -> Tensor:
+    """Eq. (6): ``alpha_j = (t_0 - t_j) / (t_0 - t_{W-1})``, in [0, 1], per sample."""
+    return (t_WB[0] - t_WB) / (t_WB[0] - t_WB[-1])
+
+
+def lagrange(t_WB: Tensor, anchors: Sequence[int]) -> Tensor:
+    """Lagrange basis polynomials of the anchors' times, evaluated at all times (A, W, B); fp64 inside."""
+    t = t_WB.double()
+    rows = []
+    for a in anchors:
+        row = torch.ones_like(t)
+        for b in anchors:
+            if b != a:
+                row = row * (t - t[b]) / (t[a] - t[b])
+        rows.append(row)
+    weights = torch.stack(rows).to(t_WB.dtype)
+    weights[:, list(anchors)] = torch.eye(len(anchors)).unsqueeze(-1).to(weights)  # cardinality to the last bit
+    return weights
+
+
+def corrected(ends_AWB: Tensor, middle: int, weight: float) -> Tensor:
+    """Rows (middle, first, last): the ends' table with ``weight`` times (indicator - interpolation) added at ``middle``."""
+    row = torch.zeros_like(ends_AWB[:1])
+    row[0, middle] = weight
+    ends = ends_AWB.clone()
+    ends[:, middle] *= 1 - weight
+    return torch.cat([row, ends])
+
+
+def _indicators(steps: Sequence[int], t_WB: Tensor) -> Tensor:
+    weights = torch.zeros(len(steps), *t_WB.shape)
+    for row, j in enumerate(steps):
+        weights[row, j] = 1
+    return weights
+
+
+def _spread(t_WB: Tensor, count: int, spread: str) -> tuple[int, ...]:
+    """``count`` distinct steps spread over the window by time (the schedule's, so that all ranks agree)."""
+    t = t_WB[:, 0].double()
+    unit = torch.linspace(0, 1, count, dtype=torch.float64)
+    if spread == "chebyshev":
+        k = torch.arange(count, dtype=torch.float64)
+        unit = 0.5 - 0.5 * torch.cos((2 * k + 1) * torch.pi / (2 * count))
+    chosen: list[int] = []
+    for target in t[0] + unit * (t[-1] - t[0]):
+        order = (t - target).abs().argsort(stable=True).tolist()
+        chosen.append(next(j for j in order if j not in chosen))
+    return tuple(sorted(chosen))

@@ -1,0 +1,1 @@
+"""Schedules, transition kernels, solvers and the cutting of trajectories into windows."""

@@ -1,0 +1,102 @@
+"""The policy: a model adapter made trainable, at a counted version, with its shadows."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jaggrl.errors import UserError
+from jaggrl.models.base import Model
+from jaggrl.models.shadow import Shadows
+from jaggrl.trajectory import Condition
+
+
+@dataclass(frozen=True)
+class Lora:
+    """LoRA of the trainable network; ``targets`` null takes the model's own."""
+
+    rank: int = 64
+    alpha: int = 128
+    targets: Sequence[str] | None = None
+
+
+def make_trainable(model: Model, lora: Lora | None, checkpointing: bool) -> None:
+    """Freeze the pipeline, open the network (all of it, or an injected adapter named 'default')."""
+    for module in [*model.frozen_modules(), model.network]:
+        module.requires_grad_(False).eval()
+    network: Any = model.network
+    if lora is None:
+        network.requires_grad_(True)
+    else:
+        from peft import LoraConfig  # heavy, and only LoRA runs need it
+
+        targets = list(lora.targets or model.lora_targets())
+        try:
+            network.add_adapter(LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets))
+        except ValueError as error:
+            raise UserError(f"lora.targets={targets} fit no layer of {type(network).__name__}: {error}") from error
+    if checkpointing:
+        network.enable_gradient_checkpointing()
+
+
+class Policy:
+    """What algorithms, rollout and evaluation call. ``version`` counts optimizer steps."""
+
+    def __init__(self, model: Model, lora: Lora | None, precision: str, device: torch.device) -> None:
+        self.model = model
+        self.lora = lora
+        self.device = device
+        self.version = 0
+        self._autocast = precision == "bf16"
+        self.shadows = Shadows(model.network)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The trainable parameters."""
+        return [p for p in self.model.network.parameters() if p.requires_grad]
+
+    def velocity(self, z: Tensor, t: Tensor, condition: Condition) -> Tensor:
+        """Raw network output; one autocast context per forward (a shared one may lose gradients)."""
+        with torch.autocast(self.device.type, torch.bfloat16) if self._autocast else nullcontext():
+            return self.model.velocity(z, t, condition)
+
+    def velocities(self, zs: Sequence[Tensor], ts: Sequence[Tensor], condition: Condition) -> list[Tensor]:
+        """Raw outputs of several steps of one micro-batch, in one forward of ``len(zs) * B`` samples."""
+        if len(zs) == 1:
+            return [self.velocity(zs[0], ts[0], condition)]
+        raw = self.velocity(torch.cat(list(zs)), torch.cat(list(ts)), condition.repeat(len(zs)))
+        return list(raw.chunk(len(zs)))
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """Act as ``current``, ``reference`` (before training) or a shadow, without grad except for ``current``."""
+        if name == "current":
+            yield
+        elif name == "reference" and self.lora is not None:
+            self._switch_adapters(off=True)
+            try:
+                with torch.no_grad():
+                    yield
+            finally:
+                self._switch_adapters(off=False)
+        else:
+            with self.shadows.using(name):
+                yield
+
+    def _switch_adapters(self, off: bool) -> None:
+        """Bypass or use the LoRA layers. peft's own switch also flips requires_grad, which FSDP does not survive."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        for module in self.model.network.modules():
+            if isinstance(module, BaseTunerLayer):
+                module._disable_adapters = off
+
+    def need(self, name: str) -> None:
+        """Make sure that ``using(name)`` will work: snapshots the present parameters where a copy is needed."""
+        if name == "current" or (name == "reference" and self.lora is not None):
+            return
+        if name not in self.shadows.names:
+            self.shadows.snapshot(name)

@@ -1,0 +1,229 @@
+"""The loop: rollout, score, credit, update. Everything it calls is a constructor argument."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from jaggrl.algorithms.base import Algorithm
+from jaggrl.backward.strategy import Backward, Report
+from jaggrl.infra.distributed import Ranks, gather, largest, total
+from jaggrl.infra.stopwatch import Stopwatch
+from jaggrl.models.policy import Policy
+from jaggrl.prompts import PromptDealer
+from jaggrl.rewards.base import WeightedReward
+from jaggrl.rollout import Rollout
+from jaggrl.trajectory import Batch, Scored, Trajectory, layout
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Sizes of one training step."""
+
+    prompts_per_rollout: int
+    group_size: int
+    updates_per_rollout: int
+    micro_batch: int
+    max_grad_norm: float
+    seed: int
+    ema_decay: float | None = None
+    max_skipped: int = 10
+
+
+class DivergedError(RuntimeError):
+    """Too many updates in a row had non-finite gradients."""
+
+
+class Trainer:
+    """One policy in training. ``step`` is one rollout and its updates; the door decides how many, and what is saved."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        ranks: Ranks,
+        policy: Policy,
+        prompts: PromptDealer,
+        rollout: Rollout,
+        reward: WeightedReward,
+        algorithm: Algorithm,
+        backward: Backward,
+        optimizer: torch.optim.Optimizer,
+        tick: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        self.loop = loop
+        self.ranks = ranks
+        self.policy = policy
+        self.prompts = prompts
+        self.rollout = rollout
+        self.reward = reward
+        self.algorithm = algorithm
+        self.backward = backward
+        self.optimizer = optimizer
+        self.tick = tick
+        self.clock = Stopwatch(ranks.device)
+        backward.stopwatch = self.clock
+        self.samples = layout(
+            loop.prompts_per_rollout, loop.group_size, loop.updates_per_rollout, ranks.world, ranks.rank
+        )
+        self.steps_done = 0
+        self.skipped = 0
+        self._skipped_in_a_row = 0
+        self.last: Scored | None = None
+        for name in (algorithm.behaviour, *algorithm.needs, *(["ema"] if loop.ema_decay else [])):
+            policy.need(name)
+
+    def step(self) -> dict[str, float]:
+        """One rollout and its updates; returns what the log wants to know."""
+        with self.clock("rollout"):
+            trajectory = self.sample()
+        with self.clock("reward"):
+            scored = self.score(trajectory)
+        batch = self.algorithm.credit(scored)
+        metrics = self.update(batch)
+        self.last = scored
+        self.steps_done += 1
+        metrics |= reward_metrics(scored) | dict(batch.stats)
+        return metrics | {f"time/{stage}_s": s for stage, s in self.clock.collect().items()}
+
+    def sample(self) -> Trajectory:
+        """This rank's trajectories of the next prompts."""
+        dealt = self.prompts.next()
+        prompts = [dealt[s.prompt_index] for s in self.samples]
+        with self.policy.using(self.algorithm.behaviour):
+            return self.rollout(
+                self.policy, self.samples, prompts, self.steps_done, self.algorithm.record, lambda: self.tick("rollout")
+            )
+
+    def score(self, trajectory: Trajectory) -> Scored:
+        """Every reward of every sample of the rollout, gathered from all ranks into global order."""
+        parts_B = self.reward.score(trajectory.media_B, trajectory.prompts).parts
+        index = gather(torch.tensor([s.index for s in trajectory.samples], device=self.ranks.device)).cpu()
+        parts_N = {}
+        for name, value_B in parts_B.items():
+            parts_N[name] = torch.empty(len(index))
+            parts_N[name][index] = gather(value_B.float().to(self.ranks.device)).cpu()
+        return Scored(trajectory, parts_N, self.reward.weights, self.loop.group_size)
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """The rollout's optimizer steps, one per part."""
+        groups = self.algorithm.groups(
+            batch.trajectory, self.steps_done, self.backward.window, self.loop.seed
+        )
+        whole, norms = Report(), []
+        for part in batch.split(self.loop.updates_per_rollout):
+            report = Report()
+            for micro in part.micro_batches(self.loop.micro_batch):
+                windows = self.algorithm.windows(micro, self.policy, groups)
+                while True:
+                    with self.clock("reference"):
+                        window = next(windows, None)
+                    if window is None:
+                        break
+                    report.add(self.backward(window))
+                    self.tick("update")
+            norms.append(self.optimize())
+            whole.add(report)
+        metrics = self.algorithm.after_rollout(self.policy, self.policy.version)
+        return metrics | self._update_metrics(whole, norms)
+
+    def optimize(self) -> float:
+        """Clip, step, zero; a non-finite gradient skips the step on all ranks together. Returns the pre-clip norm."""
+        with self.clock("optim"):
+            norm_tensor = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.loop.max_grad_norm)
+            if isinstance(norm_tensor, DTensor):
+                norm_tensor = norm_tensor.full_tensor()
+            norm = float(norm_tensor)
+            if norm == norm and norm != float("inf"):
+                self.optimizer.step()
+                self.policy.version += 1
+                self._skipped_in_a_row = 0
+                if self.loop.ema_decay:
+                    self.policy.shadows.lerp("ema", self.loop.ema_decay)
+            else:
+                self.skipped += 1
+                self._skipped_in_a_row += 1
+            self.optimizer.zero_grad(set_to_none=True)
+        if self._skipped_in_a_row >= self.loop.max_skipped:
+            raise DivergedError(
+                f"{self._skipped_in_a_row} updates in a row had non-finite gradients (max_skipped); lower optim.lr or "
+                "look at the rewards; the last checkpoint is intact"
+            )
+        return norm
+
+    def _update_metrics(self, report: Report, norms: list[float]) -> dict[str, float]:
+        """Means (or maxima) over ranks of what the windows reported."""
+        device = self.ranks.device
+        metrics = {}
+        for name, value in report.summary().items():
+            across = largest(value) if name.endswith("_max") else total(value) / self.ranks.world
+            metrics[f"train/{name}"] = float(across)
+        finite = [n for n in norms if n == n and n != float("inf")]
+        metrics |= {
+            "train/loss": float(total(report.loss.to(device)) / self.ranks.world),
+            "train/grad_norm": sum(finite) / max(1, len(finite)),
+            "train/grad_norm_max": max(finite, default=float("nan")),
+            "train/skipped_updates": float(self.skipped),
+            "train/updates": float(self.policy.version),
+        }
+        return metrics | {f"backward/{k}": float(v) for k, v in report.passes.as_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, generators and shadows; weights and optimizer are saved beside them."""
+        return {
+            "counters": {
+                "steps_done": self.steps_done,
+                "version": self.policy.version,
+                "skipped": self.skipped,
+                "skipped_in_a_row": self._skipped_in_a_row,
+            },
+            "prompts": self.prompts.state_dict(),
+            "backward": self.backward.state_dict(),
+            "shadows": self.policy.shadows.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken."""
+        counters = state["counters"]
+        self.steps_done = int(counters["steps_done"])
+        self.policy.version = int(counters["version"])
+        self.skipped = int(counters["skipped"])
+        self._skipped_in_a_row = int(counters["skipped_in_a_row"])
+        self.prompts.load_state_dict(state["prompts"])
+        self.backward.load_state_dict(state["backward"])
+        self.policy.shadows.load_state_dict(state["shadows"])
+
+
+def reward_metrics(scored: Scored) -> dict[str, float]:
+    """Per reward: mean, std, mean within-group std, failures; and each reward's share of the total's spread."""
+    metrics: dict[str, float] = {}
+    spreads: dict[str, float] = {}
+    for name, value_N in scored.parts_N.items():
+        stats, spreads[name] = _moments(value_N, scored.group_size)
+        metrics |= {f"reward/{name}/{k}": v for k, v in stats.items()}
+        spreads[name] *= abs(scored.weights[name])
+    everything = sum(spreads.values())
+    metrics |= {f"reward/{name}/share": s / everything for name, s in spreads.items() if everything > 0}
+    stats, _ = _moments(scored.total_N, scored.group_size)
+    groups = scored.total_N.view(-1, scored.group_size)
+    metrics |= {f"reward/{k}": v for k, v in stats.items()}
+    metrics["reward/zero_std_groups"] = float((groups == groups[:, :1]).all(1).sum())
+    return metrics
+
+
+def _moments(value_N: Tensor, group: int) -> tuple[dict[str, float], float]:
+    """Masked mean and std of a reward, its mean within-group std, and the count of failed scores."""
+    valid = value_N.isfinite()
+    good = value_N[valid]
+    per_group = [g[g.isfinite()] for g in value_N.view(-1, group)]
+    within = [float(g.std()) for g in per_group if len(g) > 1]
+    group_std = sum(within) / max(1, len(within))
+    stats = {
+        "mean": float(good.mean()) if len(good) else float("nan"),
+        "std": float(good.std()) if len(good) > 1 else 0.0,
+        "group_std": group_std,
+        "failed": float((~valid).sum()),
+    }
+    return stats, group_std
