@@ -1,6 +1,6 @@
 """The loop: rollout, score, credit, update. Everything it calls is a constructor argument."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from jaggrl.algorithms.base import Algorithm
 from jaggrl.backward.strategy import Backward, Report
+from jaggrl.diffusion.grouping import Group
 from jaggrl.infra.distributed import Ranks, gather, largest, total
 from jaggrl.infra.stopwatch import Stopwatch
 from jaggrl.models.policy import Policy
@@ -70,13 +71,18 @@ class Trainer:
         )
         self.steps_done = 0
         self.skipped = 0
+        self.cost = 0.0
+        """Forward-equivalents of all rollouts and updates so far, over all ranks (see ``policy.backward_cost``)."""
         self._skipped_in_a_row = 0
         self.last: Scored | None = None
+        self.first_ratio_deviation: float | None = None
+        """max |ratio - 1| of the run's first update, before any parameter moved; None for ratio-free algorithms."""
         for name in (algorithm.behaviour, *algorithm.needs, *(["ema"] if loop.ema_decay else [])):
             policy.need(name)
 
     def step(self) -> dict[str, float]:
         """One rollout and its updates; returns what the log wants to know."""
+        before = self.policy.forwards
         with self.clock("rollout"):
             trajectory = self.sample()
         with self.clock("reward"):
@@ -85,12 +91,14 @@ class Trainer:
         metrics = self.update(batch)
         self.last = scored
         self.steps_done += 1
+        self.cost += (self.policy.forwards - before) * self.ranks.world
+        metrics["cost/forward_equivalents"] = self.cost
         metrics |= reward_metrics(scored) | dict(batch.stats)
         return metrics | {f"time/{stage}_s": s for stage, s in self.clock.collect().items()}
 
     def sample(self) -> Trajectory:
         """This rank's trajectories of the next prompts."""
-        dealt = self.prompts.next()
+        dealt = next(self.prompts)
         prompts = [dealt[s.prompt_index] for s in self.samples]
         with self.policy.using(self.algorithm.behaviour):
             return self.rollout(
@@ -116,18 +124,28 @@ class Trainer:
         for part in batch.split(self.loop.updates_per_rollout):
             report = Report()
             for micro in part.micro_batches(self.loop.micro_batch):
-                windows = self.algorithm.windows(micro, self.policy, groups)
-                while True:
-                    with self.clock("reference"):
-                        window = next(windows, None)
-                    if window is None:
-                        break
-                    report.add(self.backward(window))
-                    self.tick("update")
+                report.add(self._accumulate(micro, groups))
+            if self.policy.version == 0 and "ratio_deviation_max" in report.stats:
+                self.first_ratio_deviation = float(largest(report.summary()["ratio_deviation_max"]))
             norms.append(self.optimize())
             whole.add(report)
         metrics = self.algorithm.after_rollout(self.policy, self.policy.version)
         return metrics | self._update_metrics(whole, norms)
+
+    def _accumulate(self, micro: Batch, groups: Sequence[Group]) -> Report:
+        """Pull back one micro-batch's windows; making a window runs the forwards of other policies it asks for."""
+        report = Report()
+        windows = self.algorithm.windows(micro, self.policy, groups)
+        while True:
+            with self.clock("reference"):
+                window = next(windows, None)
+            if window is None:
+                break
+            report.add(self.backward(window))
+            self.tick("update")
+        backwards = report.passes.backwards * len(micro.trajectory.samples) * self.ranks.world
+        self.cost += backwards * self.policy.backward_cost
+        return report
 
     def optimize(self) -> float:
         """Clip, step, zero; a non-finite gradient skips the step on all ranks together. Returns the pre-clip norm."""
@@ -178,6 +196,7 @@ class Trainer:
                 "version": self.policy.version,
                 "skipped": self.skipped,
                 "skipped_in_a_row": self._skipped_in_a_row,
+                "cost": self.cost,
             },
             "prompts": self.prompts.state_dict(),
             "backward": self.backward.state_dict(),
@@ -191,6 +210,7 @@ class Trainer:
         self.policy.version = int(counters["version"])
         self.skipped = int(counters["skipped"])
         self._skipped_in_a_row = int(counters["skipped_in_a_row"])
+        self.cost = float(counters["cost"])
         self.prompts.load_state_dict(state["prompts"])
         self.backward.load_state_dict(state["backward"])
         self.policy.shadows.load_state_dict(state["shadows"])

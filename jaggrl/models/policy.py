@@ -45,12 +45,18 @@ def make_trainable(model: Model, lora: Lora | None, checkpointing: bool) -> None
 class Policy:
     """What algorithms, rollout and evaluation call. ``version`` counts optimizer steps."""
 
-    def __init__(self, model: Model, lora: Lora | None, precision: str, device: torch.device) -> None:
+    def __init__(
+        self, model: Model, lora: Lora | None, precision: str, device: torch.device, checkpointing: bool = False
+    ) -> None:
         self.model = model
+        self.forwards = 0
+        """Network forwards so far, in samples."""
+        self.backward_cost = (1 if lora else 2) + int(checkpointing)
+        """A backward in units of a forward: frozen weights need no weight gradient; checkpointing recomputes."""
         self.lora = lora
         self.device = device
         self.version = 0
-        self._autocast = precision == "bf16"
+        self.precision = precision
         self.shadows = Shadows(model.network)
 
     @property
@@ -60,7 +66,8 @@ class Policy:
 
     def velocity(self, z: Tensor, t: Tensor, condition: Condition) -> Tensor:
         """Raw network output; one autocast context per forward (a shared one may lose gradients)."""
-        with torch.autocast(self.device.type, torch.bfloat16) if self._autocast else nullcontext():
+        self.forwards += len(z)
+        with torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext():
             return self.model.velocity(z, t, condition)
 
     def velocities(self, zs: Sequence[Tensor], ts: Sequence[Tensor], condition: Condition) -> list[Tensor]:

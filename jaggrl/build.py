@@ -1,0 +1,186 @@
+"""From config to objects: leaves by ``_target_``, cross-object checks, and the wiring of run-time objects.
+
+``check`` is cheap and comes first: it refuses impossible values and combinations before any weight is loaded.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from jaggrl.algorithms.base import Algorithm
+from jaggrl.backward.interpolants import Exact
+from jaggrl.backward.strategy import Backward
+from jaggrl.diffusion.exploration import Nowhere
+from jaggrl.errors import UserError
+from jaggrl.infra.distributed import Ranks, shard
+from jaggrl.models.base import Model
+from jaggrl.models.loading import locate_pipeline
+from jaggrl.models.policy import Lora, Policy, make_trainable
+from jaggrl.prompts import PromptDealer, PromptSet, load_prompts
+from jaggrl.rewards.base import Reward, WeightedReward, check_weights
+from jaggrl.rewards.catalogue import build_rewards, missing_files
+from jaggrl.rollout import Rollout, Sampler
+from jaggrl.trainer import Loop, Trainer
+
+Config = dict[str, Any]
+"""The resolved config as plain containers; objects never see a DictConfig."""
+
+COUNTS = ("rollouts", "prompts_per_rollout", "group_size", "updates_per_rollout", "micro_batch")
+
+
+def resolve(cfg: DictConfig) -> Config:
+    """Plain containers with all interpolations resolved; a missing or unresolvable value is one line."""
+    try:
+        resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"config: {first}; give the value on the command line") from error
+    assert isinstance(resolved, dict)
+    return {str(k): v for k, v in resolved.items()}
+
+
+def make(node: Mapping[str, Any], where: str, **more: Any) -> Any:
+    """Instantiate ``node['_target_']``; errors of its constructor come out as themselves, in one line."""
+    try:
+        return instantiate(dict(node), _convert_="all", **more)
+    except InstantiationException as error:
+        cause = error.__cause__
+        while cause is not None and not isinstance(cause, UserError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, UserError):
+            raise cause from error
+        if isinstance(cause, TypeError):
+            raise UserError(f"{where}: {cause}; compare the keys with conf/{where}") from error
+        raise
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cheap half of a run: everything that can be known without weights."""
+
+    algorithm: Algorithm
+    sampler: Sampler
+    backward: Backward
+    loop: Loop
+    train_prompts: PromptSet
+    heldout_prompts: PromptSet
+
+
+def check(config: Config) -> Plan:
+    """Build what is cheap and refuse what cannot work, naming the value and the remedy."""
+    _check_values(config)
+    algorithm_node = dict(config["algorithm"])
+    sampler = make(algorithm_node.pop("rollout"), "algorithm")
+    algorithm = make(algorithm_node, "algorithm")
+    backward = make(config["backward"], "backward")
+    loop = Loop(**{k: config[k] for k in Loop.__dataclass_fields__})
+    _check_layout(loop, int(os.environ.get("WORLD_SIZE", "1")))
+    algorithm.check(
+        interpolates=not isinstance(backward.interpolant, Exact),
+        init_noise=sampler.init_noise,
+        explores=not isinstance(sampler.exploration, Nowhere),
+        updates=loop.updates_per_rollout,
+        group=loop.group_size,
+    )
+    locate_pipeline(config["model"]["path"])
+    reward = config["reward"]
+    names = list(check_weights(reward["weights"], reward["catalogue"])) + list(reward["eval"])
+    lacks = missing_files(dict.fromkeys(names), reward["catalogue"])
+    if lacks:
+        raise UserError("; ".join(dict.fromkeys(lacks)))
+    return Plan(
+        algorithm,
+        sampler,
+        backward,
+        loop,
+        load_prompts(config["prompts"]["train"]),
+        load_prompts(config["prompts"]["heldout"]),
+    )
+
+
+def _check_values(config: Config) -> None:
+    for key in COUNTS:
+        if not isinstance(config[key], int) or isinstance(config[key], bool) or config[key] < 1:
+            raise UserError(f"{key}={config[key]!r} must be a whole number of at least 1")
+    if config["precision"] not in ("fp32", "bf16"):
+        raise UserError(f"precision={config['precision']} is unknown; use fp32 or bf16")
+    if config["check"] not in ("warn", "error", "off"):
+        raise UserError(f"check={config['check']} is unknown; use warn, error or off")
+    if not isinstance(config["max_grad_norm"], int | float) or not config["max_grad_norm"] > 0:
+        raise UserError(f"max_grad_norm={config['max_grad_norm']} must be > 0; a large value clips nothing")
+    ema = config["ema_decay"]
+    if ema is not None and not 0 < ema < 1:
+        raise UserError(f"ema_decay={ema} is outside (0, 1); use for instance 0.995, or null for none")
+
+
+def _check_layout(loop: Loop, world: int) -> None:
+    """Every update must hold samples of every group, the same number on every rank."""
+    prompts, group, updates = loop.prompts_per_rollout, loop.group_size, loop.updates_per_rollout
+    if updates > group:
+        raise UserError(
+            f"updates_per_rollout={updates} exceeds group_size={group}: every group is split over the updates; lower it"
+        )
+    shares = [sum(k * updates // group == u for k in range(group)) for u in range(updates)]
+    if any(prompts * share % world for share in shares):
+        step = next(p for p in range(1, world + 1) if all(p * share % world == 0 for share in shares))
+        near = max(step, round(prompts / step) * step)
+        raise UserError(
+            f"prompts_per_rollout={prompts} x group_size={group} over {updates} updates does not divide over {world} ranks; "
+            f"use prompts_per_rollout={near}"
+        )
+
+
+def build_policy(config: Config, ranks: Ranks) -> Policy:
+    """Load the pipeline, open the network, shard it over the ranks."""
+    node = {k: v for k, v in config["model"].items() if k != "scorers"}
+    lora = Lora(**config["lora"]) if config["lora"] else None
+    torch.manual_seed(config["seed"])  # LoRA's initial weights: the same on all ranks
+    model: Model = make(node, "model")
+    make_trainable(model, lora, config["checkpointing"])
+    for module in model.frozen_modules():
+        module.to(ranks.device)
+    if ranks.world > 1:
+        shard(model.network, model.blocks(), ranks, config["precision"], config["distributed"]["replicas"])
+    else:
+        model.network.to(ranks.device)
+    return Policy(model, lora, config["precision"], ranks.device, config["checkpointing"])
+
+
+def build_scorers(config: Config, ranks: Ranks) -> dict[str, Reward]:
+    """Every reward that trains or is evaluated, loaded once."""
+    reward = config["reward"]
+    names = [*check_weights(reward["weights"], reward["catalogue"]), *reward["eval"]]
+    return build_rewards(reward["catalogue"], names, ranks.device)
+
+
+def build_trainer(
+    config: Config,
+    plan: Plan,
+    ranks: Ranks,
+    policy: Policy,
+    scorers: Mapping[str, Reward],
+    tick: Callable[[str], None] = lambda stage: None,
+) -> Trainer:
+    """Wire the run-time objects."""
+    reward = WeightedReward(scorers, config["reward"]["weights"], config["reward"]["batch_size"])
+    reward.check_prompts(plan.train_prompts.prompts)
+    optimizer = make(config["optim"], "optim")(policy.parameters)
+    return Trainer(
+        plan.loop,
+        ranks,
+        policy,
+        PromptDealer(plan.train_prompts, plan.loop.prompts_per_rollout, plan.loop.seed),
+        Rollout(plan.sampler, plan.loop.seed, plan.loop.micro_batch),
+        reward,
+        plan.algorithm,
+        plan.backward,
+        optimizer,
+        tick,
+    )
