@@ -12,6 +12,7 @@ ranks and kept in the checkpoint.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,10 +36,22 @@ class Interpolant(ABC):
     """A rule. ``anchor_count`` is how many graphs a window costs; shorter windows are pulled back exactly."""
 
     anchor_count: int
+    by_time: ClassVar[bool] = True
+    """Whether the weights need falling times; a rule without times also takes windows of permuted steps."""
+    by_velocity: ClassVar[bool] = False
+    """Whether ``weights`` looks at velocities."""
 
     @abstractmethod
     def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
         """Anchors and weights for a window."""
+
+    def weights(self, table: Table, j: int, v_j: Tensor, v_A: Sequence[Tensor]) -> Tensor:
+        """Weights (A, B) of a step that is no anchor; ``v_A`` are the anchors' velocities if ``by_velocity``."""
+        return table.weights_AWB[:, j]
+
+    def counts(self, size: int) -> tuple[float, float]:
+        """Expected numbers of anchors and of further steps that count, for a window of ``size`` that is interpolated."""
+        return self.anchor_count, size - self.anchor_count
 
 
 @dataclass(frozen=True)
@@ -46,11 +59,16 @@ class Exact(Interpolant):
     """Every step its own anchor: M = identity, W backwards."""
 
     anchor_count: int = 0
+    by_time: ClassVar[bool] = False
 
     def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
         """Identity."""
         W, B = t_WB.shape
         return Table(tuple(range(W)), torch.eye(W).unsqueeze(-1).expand(W, W, B))
+
+    def counts(self, size: int) -> tuple[float, float]:
+        """All anchors."""
+        return size, 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,10 @@ class Ends(Interpolant):
         """Indicators of step 0 and step W-1."""
         last = len(t_WB) - 1
         return Table((0, last), _indicators((0, last), t_WB))
+
+    def counts(self, size: int) -> tuple[float, float]:
+        """The middle is discarded."""
+        return 2, 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +128,7 @@ class Subset(Interpolant):
 
     anchor_count: int = 2
     unbiased: bool = True
+    by_time: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.anchor_count < 1:
@@ -117,6 +140,42 @@ class Subset(Interpolant):
         chosen = torch.randperm(W, generator=generator)[: self.anchor_count].sort().values.tolist()
         scale = W / self.anchor_count if self.unbiased else 1.0
         return Table(tuple(chosen), scale * _indicators(chosen, t_WB))
+
+    def counts(self, size: int) -> tuple[float, float]:
+        """Steps that were not drawn are discarded."""
+        return self.anchor_count, 0
+
+
+@dataclass(frozen=True)
+class Fitted(Lagrange):
+    """Lagrange weights, moved towards the least-squares fit of each middle velocity on the anchors' velocities.
+
+    Per sample ``w = m + (V^T V + ridge tr(V^T V)/A I)^-1 V^T (v_j - V m)``, V the anchors' velocities as columns and m the
+    Lagrange weights: what the anchors can say of v_j they should be able to say of its Jacobian.
+    """
+
+    anchor_count: int = 2
+    ridge: float = 1e-2
+    by_velocity: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.ridge > 0:
+            raise UserError(
+                f"backward.interpolant.ridge={self.ridge} must be > 0: neighbouring velocities are collinear"
+            )
+
+    def weights(self, table: Table, j: int, v_j: Tensor, v_A: Sequence[Tensor]) -> Tensor:
+        """(A, B), on the velocities' device."""
+        prior_AB = table.weights_AWB[:, j].to(v_j.device, torch.float64)
+        V_ABD = torch.stack([v.detach().float().flatten(1) for v in v_A])
+        rest_BD = v_j.detach().float().flatten(1) - (prior_AB.float().unsqueeze(-1) * V_ABD).sum(0)
+        gram_BAA = torch.einsum("abd,cbd->bac", V_ABD, V_ABD).double()
+        right_BA = torch.einsum("abd,bd->ba", V_ABD, rest_BD).double()
+        scale_B = gram_BAA.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-30)
+        eye = torch.eye(len(v_A), dtype=torch.float64, device=v_j.device)
+        step_BA = torch.linalg.solve(gram_BAA + self.ridge * scale_B.view(-1, 1, 1) * eye, right_BA)
+        return (prior_AB + step_BA.T).float()
 
 
 @dataclass(frozen=True)
@@ -145,6 +204,10 @@ class Debiased(Interpolant):
             return Table((0, W - 1), ends_AWB)
         return Table((middle, 0, W - 1), corrected(ends_AWB, middle, (W - 2) / self.probability))
 
+    def counts(self, size: int) -> tuple[float, float]:
+        """The drawn step is an anchor, the others of the middle count."""
+        return 2 + self.probability, size - 2 - self.probability
+
 
 def alpha(t_WB: Tensor) -> Tensor:
     """Eq. (6): ``alpha_j = (t_0 - t_j) / (t_0 - t_{W-1})``, in [0, 1], per sample."""
@@ -162,7 +225,9 @@ def lagrange(t_WB: Tensor, anchors: Sequence[int]) -> Tensor:
                 row = row * (t - t[b]) / (t[a] - t[b])
         rows.append(row)
     weights = torch.stack(rows).to(t_WB.dtype)
-    weights[:, list(anchors)] = torch.eye(len(anchors)).unsqueeze(-1).to(weights)  # cardinality to the last bit
+    weights[:, list(anchors)] = (
+        torch.eye(len(anchors)).unsqueeze(-1).to(weights)
+    )  # cardinality to the last bit
     return weights
 
 

@@ -6,67 +6,29 @@ in fp32 and rounded once to the network's dtype. Graph modes, equal in fp32:
     joint        one forward per anchor, one backward call over all of them (JAGG, Algorithm 1)
     batched      all anchors in one forward of A * B samples, one backward: one gather per module under FSDP2
     sequential   one graph alive at a time (JAGG, Algorithm 2)
+
+Velocities of the steps between the anchors come from a forward without grad, or are *served* by the rollout. While the
+parameters are the rollout's, the stored velocity is exact. After an update, ``served=corrected`` moves it by what the
+anchors moved, ``v_j ~ v_j^old + sum_a M[a, j] (v_a - v_a^old)``: the interpolation of Jacobians that JAGG rests on,
+applied to the parameters' own change; ``always`` leaves it stale. Both spare the forwards and are approximations.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jaggrl.backward.interpolants import Exact, Interpolant, Table
+from jaggrl.backward.report import Report
+from jaggrl.backward.sharded import kept_gathered, units
 from jaggrl.errors import UserError
 from jaggrl.infra.stopwatch import Stopwatch
 from jaggrl.window import Window
 
-GRAPHS = ("joint", "batched", "sequential")
-SERVED = ("off", "fresh", "always")
-
-
-@dataclass
-class Passes:
-    """Network passes over one micro-batch, in units of one step's forward or backward (a batched call counts A)."""
-
-    windows: int = 0
-    grad_forwards: int = 0
-    nograd_forwards: int = 0
-    served: int = 0
-    backwards: int = 0
-    forward_calls: int = 0
-    backward_calls: int = 0
-
-    def add(self, other: "Passes") -> None:
-        """Sum in place."""
-        for f in fields(self):
-            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
-
-    def as_dict(self) -> dict[str, int]:
-        """For the log."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-@dataclass
-class Report:
-    """What happened over the windows of one optimizer step (or of one window): loss, statistics, passes."""
-
-    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
-    stats: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    passes: Passes = field(default_factory=Passes)
-
-    def add(self, other: "Report") -> None:
-        """Sum in place."""
-        self.loss = self.loss.to(other.loss.device) + other.loss
-        for name, values in other.stats.items():
-            self.stats[name] += values
-        self.passes.add(other.passes)
-
-    def summary(self) -> dict[str, Tensor]:
-        """Each statistic over all steps: the largest for names in ``_max``, else the mean (still on the device)."""
-        reduced = {}
-        for name, values in self.stats.items():
-            stacked = torch.stack(values).float()
-            reduced[name] = stacked.max() if name.endswith("_max") else stacked.mean()
-        return reduced
+GRAPHS = ("auto", "joint", "batched", "sequential")
+SERVED = ("off", "fresh", "corrected", "always")
 
 
 class Backward:
@@ -76,7 +38,7 @@ class Backward:
         self,
         interpolant: Interpolant,
         window: int | list[int] = 4,
-        graph: str = "joint",
+        graph: str = "auto",
         jagg_frac: float = 1.0,
         served: str = "fresh",
         seed: int = 0,
@@ -85,10 +47,10 @@ class Backward:
         Args:
             interpolant: rule for the routed windows; the others are pulled back exactly.
             window: W, or a list of sizes.
-            graph: ``joint``, ``batched`` or ``sequential``.
+            graph: ``joint``, ``batched``, ``sequential``, or ``auto``: batched when the network is sharded, else joint.
             jagg_frac: windows with ``position < jagg_frac`` are interpolated (the noisiest first; ceil of the count).
-            served: middle velocities from the rollout: ``off``, ``fresh`` (while the parameters are the rollout's) or
-                ``always`` (stale after an update, an approximation).
+            served: middle velocities from the rollout: ``off``, ``fresh`` (while the parameters are the rollout's),
+                ``corrected`` (and after an update moved by what the anchors moved) or ``always`` (and stale after it).
             seed: of the generator that random rules draw from, the same on all ranks.
         """
         if graph not in GRAPHS:
@@ -104,43 +66,58 @@ class Backward:
         self.served = served
         self.generator = torch.Generator().manual_seed(seed)
         self.stopwatch = Stopwatch(torch.device("cpu"))
+        self._joint_call: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._sharded = False
+
+    def attach(self, network: nn.Module, stopwatch: Stopwatch) -> None:
+        """Learn from the trainer what graphs run through: whether it is sharded, and where seconds are counted."""
+        self.stopwatch = stopwatch
+        self._sharded = bool(units(network))
+        self._joint_call = (lambda: kept_gathered(network)) if self._sharded else nullcontext
+
+    @property
+    def by_time(self) -> bool:
+        """Whether windows must be consecutive steps in falling t (else they may be permuted per sample)."""
+        return self.interpolant.by_time
 
     def routed(self, position: float, size: int) -> bool:
         """Whether a window is interpolated; a decision from the schedule alone, the same on all ranks."""
-        return position < self.jagg_frac and size > max(self.interpolant.anchor_count, 1) and self._interpolates
-
-    @property
-    def _interpolates(self) -> bool:
-        return not isinstance(self.interpolant, Exact)
+        if isinstance(self.interpolant, Exact):
+            return False
+        return position < self.jagg_frac and size > max(self.interpolant.anchor_count, 1)
 
     def __call__(self, window: Window) -> Report:
         """Add the window's gradient to the parameters' ``.grad``."""
-        distinct = bool((window.t_WB[:-1] > window.t_WB[1:]).all())
-        if not (self.routed(window.position, window.size) and distinct):
-            table = Exact().table(window.t_WB, self.generator)
-            return self._sequential(window, table)
+        return self.pull(window, self.routed(window.position, window.size))
+
+    def pull(self, window: Window, interpolated: bool) -> Report:
+        """Add the window's gradient, interpolated or exact; times that do not fall fall back to exact."""
+        if not interpolated or (self.by_time and not _falling(window.t_WB)):
+            return self._sequential(window, Exact().table(window.t_WB, self.generator))
         table = self.interpolant.table(window.t_WB, self.generator)
         if self.graph == "sequential":
             return self._sequential(window, table)
         return self._together(window, table)
 
+    @property
+    def batched(self) -> bool:
+        """Whether all anchors share one forward."""
+        return self.graph == "batched" or (self.graph == "auto" and self._sharded)
+
     def _together(self, window: Window, table: Table) -> Report:
         """Joint and batched: all anchors' graphs alive, one backward call."""
         report = Report()
         report.passes.windows = 1
-        anchors = table.anchors
         cotangents = _Cotangents(table)
         with self.stopwatch("update_fwd"):
-            calls = [list(anchors)] if self.graph == "batched" else [[a] for a in anchors]
-            outputs = [v for call in calls for v in window.velocities(call)]
-            report.passes.grad_forwards += len(anchors)
-            report.passes.forward_calls += len(calls)
-            for a, v in zip(anchors, outputs, strict=True):
-                cotangents.add(a, self._cotangent(window, a, v, report))
-            self._middle(window, table, cotangents, report)
-        with self.stopwatch("update_bwd"):
+            outputs = self._forward(window, table.anchors, report)
+            report.passes.grad_forwards += len(outputs)
+            for a, v in zip(table.anchors, outputs, strict=True):
+                cotangents.add(a, self._cotangent(window, a, v, report), table.weights_AWB[:, a])
+            self._middle(window, table, [v.detach() for v in outputs], cotangents, report)
+        with self.stopwatch("update_bwd"), nullcontext() if self.batched else self._joint_call():
             torch.autograd.backward(outputs, [cotangents.take(i, v) for i, v in enumerate(outputs)])
-        report.passes.backwards += len(anchors)
+        report.passes.backwards += len(outputs)
         report.passes.backward_calls += 1
         return report
 
@@ -150,11 +127,11 @@ class Backward:
         report.passes.windows = 1
         cotangents = _Cotangents(table)
         with self.stopwatch("update_fwd"):
-            self._middle(window, table, cotangents, report)
+            self._middle(window, table, self._anchors_ahead(window, table, report), cotangents, report)
         for i, a in enumerate(table.anchors):
             with self.stopwatch("update_fwd"):
                 (v,) = window.velocities([a])
-                cotangents.add(a, self._cotangent(window, a, v, report))
+                cotangents.add(a, self._cotangent(window, a, v, report), table.weights_AWB[:, a])
             with self.stopwatch("update_bwd"):
                 torch.autograd.backward(v, cotangents.take(i, v))
         count = len(table.anchors)
@@ -164,20 +141,63 @@ class Backward:
         report.passes.backward_calls += count
         return report
 
-    def _middle(self, window: Window, table: Table, cotangents: "_Cotangents", report: Report) -> None:
-        """Steps that are not anchors but count: served by the rollout, or a forward without grad."""
-        for j in table.used():
-            if j in table.anchors:
-                continue
-            if window.stored is not None and (self.served == "always" or (self.served == "fresh" and window.fresh)):
-                v = window.stored(j)
-                report.passes.served += 1
+    def _forward(self, window: Window, js: Sequence[int], report: Report) -> list[Tensor]:
+        """Raw outputs of several steps: one call when batched, else one call each."""
+        calls = [list(js)] if self.batched else [[j] for j in js]
+        report.passes.forward_calls += len(calls)
+        return [v for call in calls for v in window.velocities(call)]
+
+    def _anchors_ahead(self, window: Window, table: Table, report: Report) -> list[Tensor]:
+        """The anchors' velocities before their graphs, for the sequential mode; nothing when no middle step asks."""
+        between = [j for j in table.used() if j not in table.anchors]
+        asks = self.interpolant.by_velocity or (self._serves(window) and self._corrects(window))
+        if not between or not asks:
+            return []
+        if window.stored is not None and self._serves(window) and not self._corrects(window):
+            return [window.stored(a) for a in table.anchors]
+        with torch.no_grad():
+            ahead = self._forward(window, table.anchors, report)
+        report.passes.nograd_forwards += len(ahead)
+        return ahead
+
+    def _serves(self, window: Window) -> bool:
+        return window.stored is not None and (
+            self.served in ("corrected", "always") or (self.served == "fresh" and window.fresh)
+        )
+
+    def _corrects(self, window: Window) -> bool:
+        return self.served == "corrected" and not window.fresh
+
+    def _middle(
+        self, window: Window, table: Table, v_A: Sequence[Tensor], cotangents: "_Cotangents", report: Report
+    ) -> None:
+        """Steps that are not anchors but count, a few at a time: never more in one forward than there are anchors."""
+        between = [j for j in table.used() if j not in table.anchors]
+        size = len(table.anchors) if self.batched else 1
+        for start in range(0, len(between), size):
+            js = between[start : start + size]
+            if self._serves(window):
+                vs = [self._served(window, table, j, v_A) for j in js]
+                report.passes.served += len(js)
             else:
                 with torch.no_grad():
-                    (v,) = window.velocities([j])
-                report.passes.nograd_forwards += 1
-                report.passes.forward_calls += 1
-            cotangents.add(j, self._cotangent(window, j, v, report))
+                    vs = self._forward(window, js, report)
+                report.passes.nograd_forwards += len(js)
+            for j, v in zip(js, vs, strict=True):
+                weights_AB = self.interpolant.weights(table, j, v, v_A)
+                cotangents.add(j, self._cotangent(window, j, v, report), weights_AB)
+
+    def _served(self, window: Window, table: Table, j: int, v_A: Sequence[Tensor]) -> Tensor:
+        """The rollout's velocity, after an update moved by the interpolated change of the anchors' velocities."""
+        assert window.stored is not None
+        v = window.stored(j)
+        if not self._corrects(window):
+            return v
+        v = v.float()
+        for i, a in enumerate(table.anchors):
+            moved = v_A[i].float() - window.stored(a).float()
+            v = v + _per_sample(table.weights_AWB[i, j], moved) * moved
+        return v
 
     @staticmethod
     def _cotangent(window: Window, j: int, v: Tensor, report: Report) -> Tensor:
@@ -191,11 +211,11 @@ class Backward:
             report.stats[name].append(value.detach())
         return s
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Any]:
         """The generator, for the checkpoint."""
         return {"generator": self.generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the random rules where they were."""
         self.generator.set_state(state["generator"].cpu().to(torch.uint8))
 
@@ -204,17 +224,15 @@ class _Cotangents:
     """``c_a = sum_j M[a, j] s_j`` in fp32, one accumulator per anchor (Eq. 7)."""
 
     def __init__(self, table: Table) -> None:
-        self._table = table
         self._rows = (table.weights_AWB != 0).any(-1).tolist()
         self._sums: list[Tensor | None] = [None] * len(table.anchors)
 
-    def add(self, j: int, s: Tensor) -> None:
+    def add(self, j: int, s: Tensor, weights_AB: Tensor) -> None:
         """Distribute step j's cotangent over the anchors."""
         for i in range(len(self._sums)):
             if not self._rows[i][j]:
                 continue
-            weight_B = self._table.weights_AWB[i, j].to(device=s.device, dtype=s.dtype, non_blocking=True)
-            term = weight_B.view(-1, *[1] * (s.dim() - 1)) * s
+            term = _per_sample(weights_AB[i], s) * s
             old = self._sums[i]
             self._sums[i] = term if old is None else old + term
 
@@ -223,3 +241,12 @@ class _Cotangents:
         total = self._sums[i]
         self._sums[i] = None
         return torch.zeros_like(v) if total is None else total.to(v.dtype)
+
+
+def _per_sample(weight_B: Tensor, x: Tensor) -> Tensor:
+    """Weights (B,) shaped to multiply (B, ...), on its device and in its dtype."""
+    return weight_B.to(x.device, x.dtype, non_blocking=True).view(-1, *[1] * (x.dim() - 1))
+
+
+def _falling(t_WB: Tensor) -> bool:
+    return bool((t_WB[:-1] > t_WB[1:]).all())
