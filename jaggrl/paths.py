@@ -14,9 +14,9 @@ def resolve_path(path: str | Path) -> Path:
     >>> resolve_path("package://jaggrl/shapes/prompts/train.txt")   # doctest: +SKIP
     PosixPath('.../jaggrl/shapes/prompts/train.txt')
 
-    ``package://<package>/<rest>`` points into an installed package, ``~`` is the home directory, and anything else is
-    taken relative to the directory the command was launched from. Raises :class:`UserError` for an empty path or a
-    package that is not installed.
+    ``package://<package>/<rest>`` points into an installed package, ``~`` is the home directory, and anything
+    else is taken relative to the directory the command was launched from. Raises :class:`UserError` for an
+    empty path or a package that is not installed.
     """
     text = str(path)
     if not text.strip():

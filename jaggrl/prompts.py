@@ -9,7 +9,7 @@ Files are UTF-8, with or without BOM, with any line ends, and are recognised by 
 .tsv   a header line with a ``Prompt`` column; the other columns become the metadata
 ====== ===================================================================================================
 
-Prompts are files and never command-line values: text with ``,`` ``=`` ``{}`` ``$`` or quotes needs no escaping here.
+Prompts are files and never command-line values: text with ``,`` ``=`` ``{}`` ``$`` or quotes needs no escape.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ _Raw = tuple[int, Any]  # a line number and a JSON value: a string or an object
 def load_prompts(path: str | Path) -> PromptSet:
     """Read a prompt file; blank prompts are dropped and counted in the log, nothing else is.
 
-    Raises :class:`UserError`, naming file and line, for anything that is not a readable, non-empty prompt file.
+    Raises :class:`UserError`, naming file and line, for anything but a readable file with prompts.
     """
     file = resolve_path(path)
     read = _READERS.get(file.suffix.lower())
@@ -204,10 +204,10 @@ _READERS: Mapping[str, Callable[[Path, str], Iterable[_Raw]]] = {
 
 
 class PromptDealer:
-    """Deals ``per_step`` prompts per rollout, for the whole job: every rank deals the same and takes its share.
+    """Deals the prompts of each rollout, for the whole job: every rank deals the same and takes its share.
 
-    Epoch e is the permutation drawn from ``(seed, e)``. Steps run over epoch ends without loss, so every prompt is
-    dealt exactly once per epoch whatever ``per_step`` is, larger than the set included.
+    Epoch e is the permutation drawn from ``(seed, e)``. Steps run over epoch ends without loss, so every
+    prompt is dealt exactly once per epoch whatever ``per_step`` is, larger than the set included.
 
     >>> dealer = PromptDealer(load_prompts("prompts.txt"), per_step=8, seed=0)   # doctest: +SKIP
     >>> prompts = next(dealer)                                                   # doctest: +SKIP
@@ -237,7 +237,7 @@ class PromptDealer:
 
     def _order(self, epoch: int) -> list[int]:
         order = list(range(len(self.prompts)))
-        # A string seed is hashed with SHA-512: the same order in every Python, any seed, no seed + epoch collisions.
+        # A string seed is hashed with SHA-512: the same order everywhere, and no seed + epoch collisions.
         random.Random(f"{self.seed}/{epoch}").shuffle(order)
         return order
 
@@ -246,7 +246,7 @@ class PromptDealer:
         return {"dealt": self.dealt, "seed": self.seed, "sha256": self.prompts.sha256}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken. Raises :class:`UserError` if file or seed differ: the order would."""
+        """Go on where ``state`` was taken. Raises :class:`UserError` if file or seed differ."""
         if state["sha256"] != self.prompts.sha256:
             raise UserError(
                 f"prompt file {self.prompts.path} changed since the checkpoint: restore it or start anew"
