@@ -1,0 +1,226 @@
+"""Stage `flux`: transformer and text encoders trained together by flow matching, saved as a FLUX pipeline folder."""
+
+import copy
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from torch.nn import functional
+from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+
+from scripts.shapes_world.common import Build, Progress, parameters, picture_pool, replace_folder, seeded, write_card
+from scripts.shapes_world.tokens import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
+from scripts.shapes_world.vae import load_vae
+
+POOL, BATCH = 48_000, 64
+PEAK_LR, WARMUP, EMA = 2e-3, 200, 0.999
+GUIDANCE = 3.5
+"""The guidance that the transformer is told, in training and for sampling."""
+PUBLISH_MINUTES = 8.0
+
+
+@dataclass
+class Parts:
+    """The trained parts of the pipeline; `average` copies are their moving averages."""
+
+    transformer: FluxTransformer2DModel
+    clip: CLIPTextModel
+    t5: T5EncoderModel
+
+    def modules(self) -> tuple[torch.nn.Module, ...]:
+        """The three modules."""
+        return self.transformer, self.clip, self.t5
+
+
+def new_parts() -> Parts:
+    """Untrained modules; modulations and the output start at zero, so that every block starts as the identity."""
+    clip_vocabulary = clip_tokenizer()
+    transformer = FluxTransformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=4,
+        attention_head_dim=32,
+        num_attention_heads=5,
+        joint_attention_dim=96,
+        pooled_projection_dim=64,
+        guidance_embeds=True,
+        axes_dims_rope=(8, 12, 12),
+    )
+    for name, module in transformer.named_modules():
+        if isinstance(module, torch.nn.Linear) and (".linear" in name and "norm" in name or name == "proj_out"):
+            torch.nn.init.zeros_(module.weight)
+            torch.nn.init.zeros_(module.bias)
+    clip = CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(clip_vocabulary),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=CLIP_LENGTH,
+            projection_dim=64,
+            bos_token_id=clip_vocabulary.bos_token_id,
+            eos_token_id=clip_vocabulary.eos_token_id,
+            pad_token_id=clip_vocabulary.pad_token_id,
+        )
+    )
+    t5 = T5EncoderModel(
+        T5Config(
+            vocab_size=len(t5_tokenizer()),
+            d_model=96,
+            d_kv=24,
+            d_ff=192,
+            num_layers=2,
+            num_heads=4,
+            dropout_rate=0.0,
+            feed_forward_proj="gated-gelu",
+            pad_token_id=0,
+            eos_token_id=1,
+        )
+    )
+    return Parts(transformer, clip, t5)
+
+
+def scheduler() -> FlowMatchEulerDiscreteScheduler:
+    """FLUX.1-dev's scheduler."""
+    return FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, base_image_seq_len=256, max_image_seq_len=4096, shift=3.0
+    )
+
+
+def token_ids(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """CLIP's and T5's token ids, padded as the pipeline pads: [B, CLIP_LENGTH] and [B, T5_LENGTH]."""
+    clip = clip_tokenizer()(texts, padding="max_length", max_length=CLIP_LENGTH, truncation=True, return_tensors="pt")
+    t5 = t5_tokenizer()(texts, padding="max_length", max_length=T5_LENGTH, truncation=True, return_tensors="pt")
+    return clip.input_ids, t5.input_ids
+
+
+@torch.no_grad()
+def packed_latents(build: Build) -> tuple[torch.Tensor, list[str]]:
+    """Latents of the training pictures, packed as the pipeline packs them [N, 64, 16]; cached in the work folder."""
+    path = build.work / f"latents_{POOL}_{build.seed}.pt"
+    pool = picture_pool(build, "flux", POOL)
+    if path.exists():
+        return torch.load(path), pool.texts
+    vae = load_vae(build)
+    out = torch.empty(POOL, 64, 16, dtype=torch.float16)
+    progress = Progress("latents")
+    for part in torch.arange(POOL).split(100):
+        with torch.autocast("cpu", torch.bfloat16):
+            mean = vae.encode(pool.tensor(part)).latent_dist.mean.float()
+        scaled = (mean - vae.config.shift_factor) * vae.config.scaling_factor
+        out[part] = FluxPipeline._pack_latents(scaled, len(part), 4, 16, 16).half()
+        progress.show(float(part[-1] + 1) / POOL, "")
+    torch.save(out, path)
+    return out, pool.texts
+
+
+def velocity_loss(parts: Parts, x0: torch.Tensor, clip_ids: torch.Tensor, t5_ids: torch.Tensor) -> torch.Tensor:
+    """Flow matching: mean square of v_theta(x_t, t) - (eps - x0), x_t = (1 - t) x0 + t eps, logit-normal t."""
+    noise = torch.randn_like(x0)
+    t = torch.sigmoid(0.2 + 1.2 * torch.randn(len(x0)))
+    mixed = torch.lerp(x0, noise, t[:, None, None])
+    with torch.autocast("cpu", torch.bfloat16):
+        made = parts.transformer(
+            hidden_states=mixed,
+            timestep=t,
+            guidance=torch.full_like(t, GUIDANCE),
+            pooled_projections=parts.clip(clip_ids).pooler_output,
+            encoder_hidden_states=parts.t5(t5_ids)[0],
+            txt_ids=torch.zeros(t5_ids.shape[1], 3),
+            img_ids=FluxPipeline._prepare_latent_image_ids(1, 8, 8, torch.device("cpu"), torch.float32),
+            return_dict=False,
+        )[0]
+    return functional.mse_loss(made.float(), noise - x0)
+
+
+def optimizers(parts: Parts) -> list[torch.optim.Optimizer]:
+    """Muon for the transformer's inner matrices, AdamW for all else."""
+    matrices, others = [], []
+    for module in parts.modules():
+        for name, value in module.named_parameters():
+            inner = value.ndim == 2 and "transformer_blocks" in name
+            (matrices if inner else others).append(value)
+    return [
+        torch.optim.Muon(matrices, lr=PEAK_LR, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
+
+
+def rate(step: int, done: float) -> float:
+    """Learning rate: linear warm-up, flat for 40 % of the training, cosine to zero; `done` in [0, 1]."""
+    decay = 1.0 if done < 0.4 else 0.5 * (1 + math.cos(math.pi * (done - 0.4) / 0.6))
+    return PEAK_LR * min(1.0, (step + 1) / WARMUP) * decay
+
+
+def train_flux(build: Build) -> None:
+    """Train all parts together; publish the moving average every few minutes and at the end."""
+    latents, texts = packed_latents(build)
+    clip_ids, t5_ids = token_ids(texts)
+    seeded(build, "flux")
+    parts = new_parts()
+    average = copy.deepcopy(parts)
+    print(f"[flux] transformer {parameters(parts.transformer)}, text {parameters(parts.clip, parts.t5)} parameters")
+    optims = optimizers(parts)
+    trained = [p for module in parts.modules() for p in module.parameters()]
+    averaged = [p for module in average.modules() for p in module.parameters()]
+    progress, smooth, published = Progress("flux"), 1.0, 0.0
+    step, done = 0, 0.0
+    while done < 1.0:
+        index = torch.randint(len(texts), (BATCH,))
+        loss = velocity_loss(parts, latents[index].float(), clip_ids[index], t5_ids[index])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        for optimizer in optims:
+            for group in optimizer.param_groups:
+                group["lr"] = rate(step, done)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            torch._foreach_lerp_(averaged, trained, 1.0 - min(EMA, (1 + step) / (10 + step)))
+        smooth += (float(loss.detach()) - smooth) / min(step + 1, 200)
+        step += 1
+        # A slow machine does fewer steps, but still ends its schedule within the time.
+        done = max(step / build.flux_steps, progress.minutes() / build.flux_minutes)
+        progress.show(min(done, 1.0), f"step {step} loss {smooth:.4f}")
+        if progress.minutes() - published > PUBLISH_MINUTES:
+            published = progress.minutes()
+            publish(build, average, step, published, smooth)
+    publish(build, average, step, progress.minutes(), smooth)
+
+
+def publish(build: Build, average: Parts, step: int, minutes: float, loss: float) -> None:
+    """Write the pipeline folder in half precision, in the place of an earlier one."""
+    pipeline = FluxPipeline(
+        scheduler=scheduler(),
+        vae=copy.deepcopy(load_vae(build)),
+        text_encoder=copy.deepcopy(average.clip),
+        tokenizer=clip_tokenizer(),
+        text_encoder_2=copy.deepcopy(average.t5),
+        tokenizer_2=t5_tokenizer(),
+        transformer=copy.deepcopy(average.transformer),
+    ).to(torch.float16)
+    facts = {
+        "format": "diffusers FluxPipeline folder; max_sequence_length=20, guidance_scale=3.5, 64x64 pictures",
+        "trained": f"flow matching on {POOL} pictures, half degraded, train split; batch {BATCH}, average of weights",
+        "seed": build.seed,
+        "steps": step,
+        "minutes": round(minutes, 1),
+        "loss": round(loss, 4),
+        "parameters": {
+            "transformer": parameters(average.transformer),
+            "text_encoder": parameters(average.clip),
+            "text_encoder_2": parameters(average.t5),
+            "vae": parameters(pipeline.vae),
+        },
+        "vae_psnr_heldout_db": pipeline.vae.config.psnr_heldout,
+    }
+
+    def write(folder: Path) -> None:
+        pipeline.save_pretrained(folder)
+        write_card(folder, "FLUX of the shapes world", facts)
+
+    replace_folder(build.out / "flux", write)
+    print(f"[flux] published step {step}", flush=True)
