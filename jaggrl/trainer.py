@@ -65,7 +65,7 @@ class Trainer:
         self.optimizer = optimizer
         self.tick = tick
         self.clock = Stopwatch(ranks.device)
-        backward.stopwatch = self.clock
+        backward.attach(policy.model.network, self.clock)
         self.samples = layout(
             loop.prompts_per_rollout, loop.group_size, loop.updates_per_rollout, ranks.world, ranks.rank
         )
@@ -117,6 +117,7 @@ class Trainer:
 
     def update(self, batch: Batch) -> dict[str, float]:
         """The rollout's optimizer steps, one per part."""
+        self.backward.begin()
         groups = self.algorithm.groups(
             batch.trajectory, self.steps_done, self.backward.window, self.loop.seed
         )
@@ -186,7 +187,8 @@ class Trainer:
             "train/skipped_updates": float(self.skipped),
             "train/updates": float(self.policy.version),
         }
-        return metrics | {f"backward/{k}": float(v) for k, v in report.passes.as_dict().items()}
+        metrics |= {f"backward/{k}": float(v) for k, v in report.passes.as_dict().items()}
+        return metrics | self.backward.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, generators and shadows; weights and optimizer are saved beside them."""

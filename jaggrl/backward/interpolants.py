@@ -1,11 +1,12 @@
 """Interpolation rules for the Jacobian: which steps anchor, and with what weights.
 
 The exact gradient of a window is ``sum_j J_j^T s_j``. A rule chooses anchors A and a table M such that
-``J_j ~ sum_a M[a, j] J_a``; the gradient is then ``sum_a J_a^T c_a`` with cotangents ``c_a = sum_j M[a, j] s_j``.
-Anchors stand in the order in which their graphs may be pulled back one at a time: a cotangent must be complete by then,
-so that M is triangular in that order (``M[a, a'] = 0`` for every later anchor ``a'``).
+``J_j ~ sum_a M[a, j] J_a``; the gradient is then ``sum_a J_a^T c_a`` with cotangents ``c_a = sum_j M[a, j]
+s_j``. Anchors stand in the order in which their graphs may be pulled back one at a time: a cotangent must be
+complete by then, so that M is triangular in that order (``M[a, a'] = 0`` for every later anchor ``a'``).
 
-Shapes: t_WB (W steps, B samples), weights_AWB (A anchors). Random rules draw from ``generator``, which is the same on all
+Shapes: t_WB (W steps, B samples), weights_AWB (A anchors). Random rules draw from ``generator``, which is the
+    same on all
 ranks and kept in the checkpoint.
 """
 
@@ -46,11 +47,11 @@ class Interpolant(ABC):
         """Anchors and weights for a window."""
 
     def weights(self, table: Table, j: int, v_j: Tensor, v_A: Sequence[Tensor]) -> Tensor:
-        """Weights (A, B) of a step that is no anchor; ``v_A`` are the anchors' velocities if ``by_velocity``."""
+        """Weights (A, B) of a step that is no anchor; ``v_A``: the anchors' velocities if ``by_velocity``."""
         return table.weights_AWB[:, j]
 
     def counts(self, size: int) -> tuple[float, float]:
-        """Expected numbers of anchors and of further steps that count, for a window of ``size`` that is interpolated."""
+        """Expected numbers of anchors, and of further steps that count, in an interpolated window."""
         return self.anchor_count, size - self.anchor_count
 
 
@@ -73,7 +74,7 @@ class Exact(Interpolant):
 
 @dataclass(frozen=True)
 class Linear(Interpolant):
-    """JAGG, Eq. (6), (7): anchors 0 and W-1, weights ``1 - alpha_j`` and ``alpha_j``; exact under Theorem 1."""
+    """JAGG, Eq. (6), (7): anchors 0, W-1, weights ``1 - alpha_j``, ``alpha_j``; exact under Theorem 1."""
 
     anchor_count: int = 2
 
@@ -85,7 +86,7 @@ class Linear(Interpolant):
 
 @dataclass(frozen=True)
 class Ends(Interpolant):
-    """The paper's ablation: the two end steps with weight 1, the rest discarded (no alpha, no rescaling by W/2)."""
+    """The paper's ablation: both end steps with weight 1, the rest discarded (no alpha, no factor W/2)."""
 
     anchor_count: int = 2
 
@@ -103,8 +104,8 @@ class Ends(Interpolant):
 class Lagrange(Interpolant):
     """Polynomial interpolation in t over ``anchor_count`` anchors: 2 is JAGG, 3 is quadratic.
 
-    ``spread``: ``even`` spreads the anchors over the window with both ends; ``chebyshev`` takes the steps nearest to
-    the Chebyshev nodes, which lie inside the window.
+    ``spread``: ``even`` spreads the anchors over the window with both ends; ``chebyshev`` takes the steps
+    nearest to the Chebyshev nodes, which lie inside the window.
     """
 
     anchor_count: int = 3
@@ -148,10 +149,12 @@ class Subset(Interpolant):
 
 @dataclass(frozen=True)
 class Fitted(Lagrange):
-    """Lagrange weights, moved towards the least-squares fit of each middle velocity on the anchors' velocities.
+    """Lagrange weights, moved towards the least-squares fit of each middle velocity on the anchors'
+    velocities.
 
-    Per sample ``w = m + (V^T V + ridge tr(V^T V)/A I)^-1 V^T (v_j - V m)``, V the anchors' velocities as columns and m the
-    Lagrange weights: what the anchors can say of v_j they should be able to say of its Jacobian.
+    Per sample ``w = m + (V^T V + ridge tr(V^T V)/A I)^-1 V^T (v_j - V m)``, V the anchors' velocities as
+    columns and m the Lagrange weights: what the anchors can say of v_j they should be able to say of its
+    Jacobian.
     """
 
     anchor_count: int = 2
@@ -182,8 +185,8 @@ class Fitted(Lagrange):
 class Debiased(Interpolant):
     """JAGG plus, with probability p, one random middle step whose correction makes the expectation exact.
 
-    The drawn step m adds ``(W-2)/p (J_m^T s_m - interpolated)``, so that ``E[M] = identity``; 2 + p backwards. m comes
-    first in the pull-back order: its s goes into both ends' cotangents.
+    The drawn step m adds ``(W-2)/p (J_m^T s_m - interpolated)``, so that ``E[M] = identity``; 2 + p
+    backwards. m comes first in the pull-back order: its s goes into both ends' cotangents.
     """
 
     probability: float = 1.0
@@ -232,7 +235,7 @@ def lagrange(t_WB: Tensor, anchors: Sequence[int]) -> Tensor:
 
 
 def corrected(ends_AWB: Tensor, middle: int, weight: float) -> Tensor:
-    """Rows (middle, first, last): the ends' table with ``weight`` times (indicator - interpolation) added at ``middle``."""
+    """Rows (middle, first, last): the ends' table plus ``weight (indicator - interpolated)`` at middle."""
     row = torch.zeros_like(ends_AWB[:1])
     row[0, middle] = weight
     ends = ends_AWB.clone()

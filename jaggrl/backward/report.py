@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass
 class Passes:
-    """Network passes over one micro-batch, in units of one step's forward or backward (a batched call counts A)."""
+    """Network passes over one micro-batch, one step's forward or backward each (a batched call counts A)."""
 
     windows: int = 0
     grad_forwards: int = 0
@@ -49,7 +49,7 @@ class Report:
         self.passes.add(other.passes)
 
     def summary(self) -> dict[str, Tensor]:
-        """Each statistic over all steps: the largest for names in ``_max``, else the mean (still on the device)."""
+        """Each statistic over all steps: the largest for names in ``_max``, else the mean; on the device."""
         reduced = {}
         for name, values in self.stats.items():
             stacked = torch.stack(values).float()

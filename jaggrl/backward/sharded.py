@@ -16,8 +16,9 @@ def units(network: nn.Module) -> list[FSDPModule]:
 def kept_gathered(network: nn.Module) -> Iterator[None]:
     """Keep every unit gathered between the graphs of one joint backward call, and reshard afterwards.
 
-    Two graphs in one call pass every unit twice. By default FSDP2 reshards in between: two all-gathers per unit; here
-    one. Memory: all parameters gathered at the midpoint (the unsharded gradients are there either way).
+    Two graphs in one call pass every unit twice. By default FSDP2 reshards in between: two all-gathers per
+    unit; here one. Memory: all parameters gathered at the midpoint (the unsharded gradients are there either
+    way).
     """
     modules = units(network)
     for unit in modules:

@@ -1,27 +1,32 @@
 """From a window to parameter gradients: graph modes, routing, served velocities, and the count of passes.
 
-A step's cotangent ``s_j = dL_j/dv_j`` is taken on a detached fp32 proxy of the raw network output; cotangents are summed
-in fp32 and rounded once to the network's dtype. Graph modes, equal in fp32:
+A step's cotangent ``s_j = dL_j/dv_j`` is taken on a detached fp32 proxy of the raw network output; cotangents
+are summed in fp32 and rounded once to the network's dtype. Graph modes, equal in fp32:
 
     joint        one forward per anchor, one backward call over all of them (JAGG, Algorithm 1)
     batched      all anchors in one forward of A * B samples, one backward: one gather per module under FSDP2
     sequential   one graph alive at a time (JAGG, Algorithm 2)
 
-Velocities of the steps between the anchors come from a forward without grad, or are *served* by the rollout. While the
-parameters are the rollout's, the stored velocity is exact. After an update, ``served=corrected`` moves it by what the
-anchors moved, ``v_j ~ v_j^old + sum_a M[a, j] (v_a - v_a^old)``: the interpolation of Jacobians that JAGG rests on,
-applied to the parameters' own change; ``always`` leaves it stale. Both spare the forwards and are approximations.
+Velocities of the steps between the anchors come from a forward without grad, or are *served* by the rollout.
+While the parameters are the rollout's, the stored velocity is exact. After an update, ``served=corrected``
+moves it by what the anchors moved, ``v_j ~ v_j^old + sum_a M[a, j] (v_a - v_a^old)``: the interpolation of
+Jacobians that JAGG rests on, applied to the parameters' own change; ``always`` leaves it stale. Both spare
+forwards and are approximations.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from jaggrl.backward.cotangents import Cotangents, per_sample
 from jaggrl.backward.interpolants import Exact, Interpolant, Table
+from jaggrl.backward.measure import alone, deposit, likeness
 from jaggrl.backward.report import Report
+from jaggrl.backward.routing import BACKWARD_UNITS, Auto
 from jaggrl.backward.sharded import kept_gathered, units
 from jaggrl.errors import UserError
 from jaggrl.infra.stopwatch import Stopwatch
@@ -29,6 +34,7 @@ from jaggrl.window import Window
 
 GRAPHS = ("auto", "joint", "batched", "sequential")
 SERVED = ("off", "fresh", "corrected", "always")
+ROUTES = ("jagg_frac", "auto")
 
 
 class Backward:
@@ -41,37 +47,50 @@ class Backward:
         graph: str = "auto",
         jagg_frac: float = 1.0,
         served: str = "fresh",
+        route: str = "jagg_frac",
+        auto: Auto | None = None,
         seed: int = 0,
     ) -> None:
         """
         Args:
             interpolant: rule for the routed windows; the others are pulled back exactly.
             window: W, or a list of sizes.
-            graph: ``joint``, ``batched``, ``sequential``, or ``auto``: batched when the network is sharded, else joint.
-            jagg_frac: windows with ``position < jagg_frac`` are interpolated (the noisiest first; ceil of the count).
-            served: middle velocities from the rollout: ``off``, ``fresh`` (while the parameters are the rollout's),
-                ``corrected`` (and after an update moved by what the anchors moved) or ``always`` (and stale after it).
+            graph: ``joint``, ``batched``, ``sequential``, or ``auto``: batched when sharded, else joint.
+            jagg_frac: windows with ``position < jagg_frac`` are interpolated (the noisiest first; ceil of the
+                count).
+            served: middle velocities from the rollout: ``off``, ``fresh`` (while the parameters are the
+                rollout's), ``corrected`` (after an update moved by what the anchors moved) or ``always``
+                (stale).
+            route: ``jagg_frac``, or ``auto``: cosines measured while training decide by window position.
+            auto: how ``route=auto`` measures and decides.
             seed: of the generator that random rules draw from, the same on all ranks.
         """
         if graph not in GRAPHS:
             raise UserError(f"backward.graph={graph} is unknown; use {', '.join(GRAPHS)}")
         if served not in SERVED:
             raise UserError(f"backward.served={served} is unknown; use {', '.join(SERVED)}")
+        if route not in ROUTES:
+            raise UserError(f"backward.route={route} is unknown; use {' or '.join(ROUTES)}")
         if not 0 <= jagg_frac <= 1:
             raise UserError(f"backward.jagg_frac={jagg_frac} is outside [0, 1]; the paper uses 0.6")
         self.interpolant = interpolant
-        self.window = window
+        self.window: int | list[int] = window
         self.graph = graph
         self.jagg_frac = jagg_frac
         self.served = served
+        self.auto = (auto or Auto()) if route == "auto" else None
+        if self.auto is not None:
+            self.window = self.auto.window or window
         self.generator = torch.Generator().manual_seed(seed)
         self.stopwatch = Stopwatch(torch.device("cpu"))
         self._joint_call: Callable[[], AbstractContextManager[None]] = nullcontext
         self._sharded = False
+        self._parameters: list[Tensor] = []
 
     def attach(self, network: nn.Module, stopwatch: Stopwatch) -> None:
-        """Learn from the trainer what graphs run through: whether it is sharded, and where seconds are counted."""
+        """Learn from the trainer what graphs run through (is it sharded?) and where seconds are counted."""
         self.stopwatch = stopwatch
+        self._parameters = [p for p in network.parameters() if p.requires_grad]
         self._sharded = bool(units(network))
         self._joint_call = (lambda: kept_gathered(network)) if self._sharded else nullcontext
 
@@ -80,15 +99,52 @@ class Backward:
         """Whether windows must be consecutive steps in falling t (else they may be permuted per sample)."""
         return self.interpolant.by_time
 
+    def begin(self) -> None:
+        """The updates of a rollout begin; under ``route=auto`` the window length may change here."""
+        if self.auto is not None:
+            self.auto.begin()
+            self.window = self.auto.window or self.window
+
+    def can_interpolate(self, position: float, size: int) -> bool:
+        """Whether the rule applies: not to the remainder, nor to windows no longer than its anchors."""
+        return (
+            not isinstance(self.interpolant, Exact)
+            and position < 1
+            and size > max(self.interpolant.anchor_count, 1)
+        )
+
     def routed(self, position: float, size: int) -> bool:
-        """Whether a window is interpolated; a decision from the schedule alone, the same on all ranks."""
-        if isinstance(self.interpolant, Exact):
+        """Whether a window is interpolated: by schedule or by all-reduced cosines, alike on all ranks."""
+        if not self.can_interpolate(position, size):
             return False
-        return position < self.jagg_frac and size > max(self.interpolant.anchor_count, 1)
+        return self.auto.routed(position) if self.auto is not None else position < self.jagg_frac
 
     def __call__(self, window: Window) -> Report:
         """Add the window's gradient to the parameters' ``.grad``."""
-        return self.pull(window, self.routed(window.position, window.size))
+        measurable = self.can_interpolate(window.position, window.size)
+        if self.auto is not None and measurable and self.auto.wants(window.position):
+            return self._measured(window, self.auto)
+        report = self.pull(window, self.routed(window.position, window.size))
+        if self.auto is not None:
+            self.auto.account(window.position, report.passes.units(BACKWARD_UNITS))
+        return report
+
+    def _measured(self, window: Window, auto: Auto) -> Report:
+        """Pull back both ways, compare, keep the routed one; its passes count the other's too."""
+        if not self._parameters:
+            raise RuntimeError("route=auto compares gradients: attach(network, stopwatch) comes first")
+        with self.stopwatch("probe"):
+            ways = [alone(self._parameters, partial(self.pull, window, way)) for way in (True, False)]
+            auto.observe(window.position, likeness(ways[0][1], ways[1][1]))
+        taken = 0 if self.routed(window.position, window.size) else 1
+        report, gradients = ways[taken]
+        deposit(self._parameters, gradients)
+        other = ways[1 - taken][0].passes
+        worked = report.passes.units(BACKWARD_UNITS)
+        auto.account(window.position, worked, other.units(BACKWARD_UNITS))
+        report.passes.add(other)
+        report.passes.windows = 1
+        return report
 
     def pull(self, window: Window, interpolated: bool) -> Report:
         """Add the window's gradient, interpolated or exact; times that do not fall fall back to exact."""
@@ -108,7 +164,7 @@ class Backward:
         """Joint and batched: all anchors' graphs alive, one backward call."""
         report = Report()
         report.passes.windows = 1
-        cotangents = _Cotangents(table)
+        cotangents = Cotangents(table)
         with self.stopwatch("update_fwd"):
             outputs = self._forward(window, table.anchors, report)
             report.passes.grad_forwards += len(outputs)
@@ -125,7 +181,7 @@ class Backward:
         """Middle steps first, then one anchor at a time: forward, complete its cotangent, pull back, free."""
         report = Report()
         report.passes.windows = 1
-        cotangents = _Cotangents(table)
+        cotangents = Cotangents(table)
         with self.stopwatch("update_fwd"):
             self._middle(window, table, self._anchors_ahead(window, table, report), cotangents, report)
         for i, a in enumerate(table.anchors):
@@ -148,7 +204,7 @@ class Backward:
         return [v for call in calls for v in window.velocities(call)]
 
     def _anchors_ahead(self, window: Window, table: Table, report: Report) -> list[Tensor]:
-        """The anchors' velocities before their graphs, for the sequential mode; nothing when no middle step asks."""
+        """The anchors' velocities before their graphs, for the sequential mode, if a middle step asks."""
         between = [j for j in table.used() if j not in table.anchors]
         asks = self.interpolant.by_velocity or (self._serves(window) and self._corrects(window))
         if not between or not asks:
@@ -169,9 +225,9 @@ class Backward:
         return self.served == "corrected" and not window.fresh
 
     def _middle(
-        self, window: Window, table: Table, v_A: Sequence[Tensor], cotangents: "_Cotangents", report: Report
+        self, window: Window, table: Table, v_A: Sequence[Tensor], cotangents: Cotangents, report: Report
     ) -> None:
-        """Steps that are not anchors but count, a few at a time: never more in one forward than there are anchors."""
+        """Steps that are not anchors but count, in one forward never more than there are anchors."""
         between = [j for j in table.used() if j not in table.anchors]
         size = len(table.anchors) if self.batched else 1
         for start in range(0, len(between), size):
@@ -188,7 +244,7 @@ class Backward:
                 cotangents.add(j, self._cotangent(window, j, v, report), weights_AB)
 
     def _served(self, window: Window, table: Table, j: int, v_A: Sequence[Tensor]) -> Tensor:
-        """The rollout's velocity, after an update moved by the interpolated change of the anchors' velocities."""
+        """The rollout's velocity, moved after an update by the interpolated change of the anchors'."""
         assert window.stored is not None
         v = window.stored(j)
         if not self._corrects(window):
@@ -196,7 +252,7 @@ class Backward:
         v = v.float()
         for i, a in enumerate(table.anchors):
             moved = v_A[i].float() - window.stored(a).float()
-            v = v + _per_sample(table.weights_AWB[i, j], moved) * moved
+            v = v + per_sample(table.weights_AWB[i, j], moved) * moved
         return v
 
     @staticmethod
@@ -212,40 +268,20 @@ class Backward:
         return s
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator, for the checkpoint."""
-        return {"generator": self.generator.get_state()}
+        """The generator and what ``route=auto`` measured, for the checkpoint."""
+        state: dict[str, Any] = {"generator": self.generator.get_state()}
+        return state if self.auto is None else state | {"auto": self.auto.state_dict()}
+
+    def metrics(self) -> dict[str, float]:
+        """What ``route=auto`` wants to log."""
+        return {} if self.auto is None else self.auto.metrics()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the random rules where they were."""
+        """Continue the random rules and the routing where they were."""
         self.generator.set_state(state["generator"].cpu().to(torch.uint8))
-
-
-class _Cotangents:
-    """``c_a = sum_j M[a, j] s_j`` in fp32, one accumulator per anchor (Eq. 7)."""
-
-    def __init__(self, table: Table) -> None:
-        self._rows = (table.weights_AWB != 0).any(-1).tolist()
-        self._sums: list[Tensor | None] = [None] * len(table.anchors)
-
-    def add(self, j: int, s: Tensor, weights_AB: Tensor) -> None:
-        """Distribute step j's cotangent over the anchors."""
-        for i in range(len(self._sums)):
-            if not self._rows[i][j]:
-                continue
-            term = _per_sample(weights_AB[i], s) * s
-            old = self._sums[i]
-            self._sums[i] = term if old is None else old + term
-
-    def take(self, i: int, v: Tensor) -> Tensor:
-        """Anchor i's cotangent in the network's dtype; zeros if no step reached it (collectives still run)."""
-        total = self._sums[i]
-        self._sums[i] = None
-        return torch.zeros_like(v) if total is None else total.to(v.dtype)
-
-
-def _per_sample(weight_B: Tensor, x: Tensor) -> Tensor:
-    """Weights (B,) shaped to multiply (B, ...), on its device and in its dtype."""
-    return weight_B.to(x.device, x.dtype, non_blocking=True).view(-1, *[1] * (x.dim() - 1))
+        if self.auto is not None:
+            self.auto.load_state_dict(state["auto"])
+            self.window = self.auto.window or self.window
 
 
 def _falling(t_WB: Tensor) -> bool:
