@@ -111,12 +111,11 @@ def check_weights(weights: Mapping[str, float], known: Mapping[str, Any]) -> dic
     """The non-zero weights of a mix over the ``known`` names, or a :class:`UserError`."""
     mix = {}
     for name, weight in weights.items():
-        if name not in known:
-            raise unknown("reward", name, known)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise UserError(
-                f"reward.weights.{name}={weight!r} is not a finite number: give one, or 0 to leave it out"
-            )
+            wrong = f"reward.weights.{name}={weight!r} is not a finite number"
+            raise UserError(f"{wrong}: give one, or 0 to leave the reward out")
+        if weight and name not in known:
+            raise unknown("reward", name, known)
         if weight:
             mix[name] = float(weight)
     if not mix:
@@ -190,6 +189,13 @@ def as_pictures(media_B: Tensor) -> tuple[Tensor, Tensor]:
         low, high = media_B.min().item(), media_B.max().item()
         raise UserError(f"media range from {low:.3g} to {high:.3g}: map them to [0, 1], or give uint8")
     return (media_B.clamp(0, 1) * 255).round() / 255, ~finite.flatten(1).all(1)
+
+
+def needs(name: str, absent: Sequence[object], fetch: str | None) -> list[str]:
+    """The one line of :meth:`Reward.missing` for these absent files, or nothing."""
+    remedy = f" (get them with: {fetch})" if fetch else ""
+    files = " and ".join(dict.fromkeys(map(str, absent)))
+    return [f"{name} needs {files}{remedy}"] if absent else []
 
 
 def torch_dtype(name: str) -> torch.dtype:

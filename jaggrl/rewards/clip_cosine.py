@@ -17,7 +17,7 @@ from transformers import CLIPModel, CLIPProcessor
 from jaggrl.errors import UserError
 from jaggrl.paths import resolve_path
 from jaggrl.prompts import Prompt
-from jaggrl.rewards.base import Reward, RewardCard, sha256_of, torch_dtype
+from jaggrl.rewards.base import Reward, RewardCard, needs, sha256_of, torch_dtype
 from jaggrl.rewards.text import Truncation, visible
 
 WEIGHTS = (
@@ -75,15 +75,14 @@ class ClipCosine(Reward):
     def missing(cls, config: Mapping[str, Any]) -> list[str]:
         """The absent folders, or the first absent file in each."""
         model, processor = config["model"], config.get("processor") or config["model"]
-        remedy = f" (to get it: {config['fetch']})" if config.get("fetch") else ""
-        lacks = []
+        absent: list[object] = []
         for path, names in ((model, ("config.json",)), (model, WEIGHTS), (processor, PROCESSOR)):
             folder = local_folder(path)
             if folder is None:
-                lacks.append(f"{cls.name} needs the folder {path}{remedy}")
+                absent.append(path)
             elif _first_of(folder, names) is None:
-                lacks.append(f"{cls.name} needs the file {folder / names[0]}{remedy}")
-        return list(dict.fromkeys(lacks))
+                absent.append(folder / names[0])
+        return needs(cls.name, absent, config.get("fetch"))
 
     def _check_end_token(self, pooled: int) -> None:
         """The text tower pools at the first ``pooled`` token, and at the largest id if ``pooled`` is 2."""

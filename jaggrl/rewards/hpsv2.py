@@ -25,7 +25,7 @@ from torch import Tensor
 from jaggrl.errors import UserError, unknown
 from jaggrl.paths import resolve_path
 from jaggrl.prompts import Prompt
-from jaggrl.rewards.base import Reward, RewardCard, sha256_of, torch_dtype
+from jaggrl.rewards.base import Reward, RewardCard, needs, sha256_of, torch_dtype
 from jaggrl.rewards.text import Truncation, visible
 
 
@@ -78,9 +78,8 @@ class HPSv2(Reward):
             wanted.append(config["model"])
         if config.get("bpe"):
             wanted.append(config["bpe"])
-        remedy = f" (to get it: {config['fetch']})" if config.get("fetch") else ""
         files = [resolve_path(path) for path in wanted]
-        return [f"hpsv2 needs the file {file}{remedy}" for file in files if not file.is_file()]
+        return needs("hpsv2", [file for file in files if not file.is_file()], config.get("fetch"))
 
     def __call__(self, media_B: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Cosines (B,) of pictures (B, 3, H, W) in [0, 1] and their prompts."""

@@ -147,9 +147,11 @@ def test_missing_files_are_named_all_at_once_with_the_remedy(tmp_path):
         "model": str(tmp_path / "no.json"),
         "bpe": str(tmp_path / "no.gz"),
     }
-    with pytest.raises(UserError, match=r"no\.pt \(to get it: hf download x\); .*no\.json .*no\.gz"):
+    with pytest.raises(
+        UserError, match=r"hpsv2 needs .*no\.pt and .*no\.json and .*no\.gz \(get them with: hf download x\)"
+    ):
         HPSv2(**config, fetch="hf download x")
-    assert len(HPSv2.missing(config)) == 3
+    assert len(HPSv2.missing(config)) == 1
 
 
 @pytest.mark.parametrize(
