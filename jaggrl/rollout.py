@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from jaggrl.diffusion.exploration import Exploration
+from jaggrl.diffusion.flash import Compressed
 from jaggrl.diffusion.kernels import Kernel
 from jaggrl.diffusion.noise import generator, normal
-from jaggrl.diffusion.schedule import Schedule
+from jaggrl.diffusion.schedule import DanceSchedule, ModelSigmas, Schedule
 from jaggrl.diffusion.solvers import Solver
 from jaggrl.errors import UserError
 from jaggrl.models.policy import Policy
@@ -29,15 +30,37 @@ class Sampler:
     solver: Solver
     kernel: Kernel | None = None
     decode: str = "final"
-    """``final``: the last latent; ``denoised``: x0 predicted by the last forward, before the last noise (DanceGRPO)."""
+    """``final``: the last latent; ``denoised``: x0 of the last forward, before the last noise (DanceGRPO)."""
     init_noise: str = "independent"
-    """``independent``, shared within each ``group``, or one for the whole ``rollout`` (DanceGRPO's init_same_noise)."""
+    """``independent``, shared by each ``group``, or the whole ``rollout`` (DanceGRPO's init_same_noise)."""
+    after_window: Compressed | None = None
+    """MixGRPO-Flash: fewer steps, and another solver, after the last stochastic step."""
 
     def __post_init__(self) -> None:
         if self.decode not in ("final", "denoised"):
             raise UserError(f"rollout.decode={self.decode} is unknown; use final or denoised")
         if self.init_noise not in INIT_NOISE:
             raise UserError(f"rollout.init_noise={self.init_noise} is unknown; use {', '.join(INIT_NOISE)}")
+        if self.after_window is not None and not isinstance(self.schedule, DanceSchedule):
+            raise UserError(
+                "rollout.after_window needs DanceSchedule; change rollout.schedule or set after_window=null"
+            )
+
+    def plan(
+        self, model_sigmas: ModelSigmas, rollout: int, seed: int
+    ) -> tuple[Schedule, list[Solver | None]]:
+        """This rollout's schedule and how it walks each step (None: by the kernel), the same on all ranks."""
+        schedule = self.schedule(model_sigmas)
+        explored = self.exploration(rollout, schedule.steps, seed)
+        if len(explored) and self.kernel is None:
+            raise UserError("rollout.kernel is null but rollout.exploration asks for noise; give a kernel")
+        after = self.solver
+        if self.after_window is not None and len(explored):
+            assert isinstance(self.schedule, DanceSchedule)
+            schedule, after = self.after_window(self.schedule, explored), self.after_window.solver
+        last = max(explored, default=schedule.steps)
+        walk = [None if i in explored else after if i > last else self.solver for i in range(schedule.steps)]
+        return schedule, walk
 
 
 class Rollout:
@@ -68,28 +91,34 @@ class Rollout:
             record: names to write down (``RECORDS``).
             tick: called after every network forward, for progress and signals.
         """
-        schedule = self.sampler.schedule(policy.model.sigmas)
-        explored = self.sampler.exploration(index, schedule.steps, self.seed)
-        if len(explored) and self.sampler.kernel is None:
-            raise UserError("rollout.kernel is null but rollout.exploration asks for noise; give a kernel")
-        noisy_S = tuple(i in explored for i in range(schedule.steps))
+        schedule, walk = self.sampler.plan(policy.model.sigmas, index, self.seed)
+        noisy_S = tuple(solver is None for solver in walk)
         condition = policy.model.encode([p.text for p in prompts])
         pieces = [
-            self._walk(policy, schedule, noisy_S, condition.rows(rows), [samples[i] for i in rows], index, record, tick)
+            self._walk(policy, schedule, walk, condition.rows(rows), samples[rows], index, record, tick)
             for rows in _chunks(len(samples), self.micro_batch)
         ]
         x0 = torch.cat([x for x, _ in pieces])
         media = torch.cat([policy.model.decode(x0[rows]) for rows in _chunks(len(samples), self.micro_batch)])
         recorded = {name: torch.cat([r[name] for _, r in pieces], 1) for name in record}
         return Trajectory(
-            samples, prompts, condition, schedule.t_S, schedule.sigma_S, noisy_S, x0, media, recorded, policy.version
+            samples,
+            prompts,
+            condition,
+            schedule.t_S,
+            schedule.sigma_S,
+            noisy_S,
+            x0,
+            media,
+            recorded,
+            policy.version,
         )
 
     def _walk(
         self,
         policy: Policy,
         schedule: Schedule,
-        noisy_S: Sequence[bool],
+        walk: Sequence[Solver | None],
         condition: Condition,
         samples: Sequence[Sample],
         index: int,
@@ -100,7 +129,7 @@ class Rollout:
         z = self._initial(policy, samples, index)
         draws = [generator(self.seed, index, s.prompt_index, s.member, "step") for s in samples]
         written: dict[str, list[Tensor]] = {name: [] for name in record}
-        self.sampler.solver.reset()
+        _forget(walk)
         x0 = z
         for i in range(schedule.steps):
             t_B = schedule.t_S[i].to(z.device).expand(len(z))
@@ -108,7 +137,9 @@ class Rollout:
             v = policy.model.guide(raw).float()
             x0 = z - schedule.sigma_S[i].item() * v
             step: dict[str, Tensor] = {"states": z, "velocities": raw}
-            z = self._step(i, v, z, schedule, noisy_S[i], draws, step)
+            if walk[i] is None:
+                _forget(walk)  # noise comes in between
+            z = self._step(i, v, z, schedule, walk[i], draws, step)
             for name, values in written.items():
                 if name in step:
                     values.append(step[name])
@@ -124,17 +155,16 @@ class Rollout:
         v: Tensor,
         z: Tensor,
         schedule: Schedule,
-        noisy: bool,
+        solver: Solver | None,
         draws: Sequence[torch.Generator],
         step: dict[str, Tensor],
     ) -> Tensor:
-        """The next latent; a stochastic step also leaves its mean and log-probability (0 on deterministic steps)."""
-        if not noisy:
-            step["mean"] = self.sampler.solver.step(v, z, schedule.sigma_S[i].item(), schedule.sigma_S[i + 1].item())
+        """The next latent; leaves the step's mean and log-probability (0 on deterministic steps)."""
+        if solver is not None:
+            step["mean"] = solver.step(v, z, schedule.sigma_S[i].item(), schedule.sigma_S[i + 1].item())
             step["log_prob"] = torch.zeros(len(z), device=z.device)
             return step["mean"]
         assert self.sampler.kernel is not None
-        self.sampler.solver.reset()
         sigma_B, next_B = (schedule.sigma_S[k].to(z.device).expand(len(z)) for k in (i, i + 1))
         transition = self.sampler.kernel(v, z, sigma_B, next_B)
         z_next = transition.sample(normal(draws, z.shape[1:], z.device))
@@ -155,5 +185,12 @@ class Rollout:
         return normal(draws, policy.model.latent_shape, policy.device)
 
 
-def _chunks(count: int, size: int) -> list[range]:
-    return [range(i, min(i + size, count)) for i in range(0, count, size)]
+def _forget(walk: Sequence[Solver | None]) -> None:
+    """Multistep solvers forget their last predictions."""
+    for solver in walk:
+        if solver is not None:
+            solver.reset()
+
+
+def _chunks(count: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, count)) for i in range(0, count, size)]

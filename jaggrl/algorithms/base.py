@@ -1,5 +1,6 @@
 """What an algorithm is: record, credit, windows, and what happens after a rollout's updates."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
@@ -9,14 +10,20 @@ from torch import Tensor
 from jaggrl.credit import sample_weights
 from jaggrl.diffusion.grouping import Group, cut
 from jaggrl.errors import UserError
-from jaggrl.infra.distributed import gather
+from jaggrl.infra.distributed import gather, largest
 from jaggrl.models.policy import Policy
-from jaggrl.trajectory import Batch, Scored, Trajectory
+from jaggrl.trajectory import Batch, Condition, Scored, Trajectory
 from jaggrl.window import Window
+
+log = logging.getLogger(__name__)
 
 
 class Algorithm(ABC):
-    """Turns scored trajectories into windows. One instance per run; any state must be in ``state_dict``."""
+    """Turns scored trajectories into windows. One instance per run, without state that outlives a rollout.
+
+    What must outlive it lives in the policy: shadows (saved with every checkpoint) and the count of
+    optimizer steps.
+    """
 
     record: frozenset[str] = frozenset()
     """What the rollout writes down (``rollout.RECORDS``)."""
@@ -38,20 +45,44 @@ class Algorithm(ABC):
     def windows(self, micro: Batch, policy: Policy, groups: Sequence[Group]) -> Iterator[Window]:
         """The windows of one micro-batch, in the order of ``groups``."""
 
-    def groups(self, trajectory: Trajectory, rollout: int, window: int | Sequence[int], seed: int) -> list[Group]:
-        """The rollout's trained steps cut into windows, the same on all ranks."""
+    def groups(
+        self, trajectory: Trajectory, rollout: int, window: int | Sequence[int], seed: int
+    ) -> list[Group]:
+        """The rollout's trained steps cut into windows, the same on all ranks; once before its updates."""
         return cut(self.trained_steps(trajectory), window)
 
     def after_rollout(self, policy: Policy, updates: int) -> dict[str, float]:
-        """Called when a rollout's updates are done; ``updates`` counts optimizer steps so far. Returns log values."""
+        """When a rollout's updates are done; ``updates`` counts optimizer steps. Returns log values."""
         return {}
 
     def check(self, interpolates: bool, init_noise: str, explores: bool, updates: int, group: int) -> None:
-        """Refuse combinations that make no sense, before weights are loaded."""
+        """Refuse combinations that make no sense, before weights are loaded.
+
+        Args:
+            interpolates: the backward strategy interpolates Jacobians (it is not exact).
+            init_noise: the sampler's rule.
+            explores: some steps of the rollout are stochastic.
+            updates: optimizer steps per rollout.
+            group: samples per prompt.
+        """
         if group < self.min_group:
-            name = type(self).__name__
             raise UserError(
-                f"group_size={group} gives no {name} credit (it compares samples of one prompt); use at least {self.min_group}"
+                f"group_size={group} gives no {type(self).__name__} credit (samples of a prompt compete); "
+                f"use at least {self.min_group}"
+            )
+
+    def _check_ode(self, init_noise: str, explores: bool) -> None:
+        """What ODE algorithms refuse."""
+        name = type(self).__name__
+        if explores:
+            raise UserError(
+                f"{name} trains on deterministic rollouts; set algorithm.rollout.exploration to "
+                "{_target_: jaggrl.diffusion.exploration.Nowhere}"
+            )
+        if init_noise != "independent":
+            raise UserError(
+                f"rollout.init_noise={init_noise} makes all samples of a prompt equal without step noise "
+                f"and {name} has nothing to compare; use algorithm.rollout.init_noise=independent"
             )
 
 
@@ -64,8 +95,9 @@ def batch_of(
 ) -> Batch:
     """This rank's Batch from credit over all samples (``credit_N``) or already local (``credit_B``).
 
-    Denominators are global: a sample's weight is ``world / (counted samples of its part over all ranks)``, since sharded
-    gradients are averaged over ranks. Failed samples (and those not in ``kept_N``) weigh nothing.
+    Denominators are global: a sample's weight is ``world / (counted samples of its part over all ranks)``,
+    since sharded gradients are averaged over ranks. Failed samples (and those not in ``kept_N``) weigh
+    nothing.
     """
     trajectory = scored.trajectory
     device = trajectory.x0_B.device
@@ -88,6 +120,33 @@ def batch_of(
     )
 
 
+def without_idle_rows(batch: Batch) -> Batch:
+    """Drop samples that weigh nothing, as far as every rank can drop as many from each update.
+
+    Every rank must walk the same windows, so that each update keeps as many rows as its fullest rank needs
+    (at least one); ranks that need fewer keep idle rows, which weigh 0.
+    """
+    part_B = torch.tensor([s.part for s in batch.trajectory.samples])
+    idle_B = (batch.weight_B == 0).cpu()
+    parts = int(part_B.max()) + 1
+    busy = torch.tensor([int(((part_B == u) & ~idle_B).sum()) for u in range(parts)])
+    room = largest(busy.to(batch.weight_B.device)).clamp_min(1).tolist()
+    kept: list[int] = []
+    for u in range(parts):
+        rows = (part_B == u).nonzero().flatten()
+        first_busy = rows[idle_B[rows].long().argsort(stable=True)]
+        kept += sorted(first_busy[: room[u]].tolist())
+    return batch.rows(torch.tensor(kept))
+
+
 def take_steps(x_SB: Tensor, step_B: Tensor) -> Tensor:
     """Each sample's own step: (S, B, ...), (B,) -> (B, ...)."""
     return x_SB[step_B, torch.arange(len(step_B), device=step_B.device)]
+
+
+def velocities_of(
+    policy: Policy, name: str, zs: Sequence[Tensor], ts: Sequence[Tensor], condition: Condition
+) -> list[Tensor]:
+    """Raw outputs of the policy ``name`` at given latents and times, without grad, one forward each."""
+    with policy.using(name), torch.no_grad():
+        return [policy.velocity(z, t, condition) for z, t in zip(zs, ts, strict=True)]

@@ -1,19 +1,27 @@
 """Clipped policy gradient on denoising steps: DanceGRPO, Flow-GRPO, Flow-GRPO-Fast, MixGRPO, GRPO-Guard.
 
-They are YAML files over this one class. What we follow and where we leave it:
+They are YAML files over this one class. It follows the reference repositories (DanceGRPO, flow_grpo,
+MixGRPO); where it leaves them or their papers:
 
 1. The log-probability is the mean over latent dimensions, as in all reference code (JAGG Eq. 5 prints a sum).
-2. The clip is one-sided per sign of the advantage (PPO's max); a step outside the interval on the harmless side keeps
-   its gradient, unlike the paper's remark.
-3. Old log-probabilities are the rollout's, never recomputed.
-4. The objective is a mean over samples and trained steps of one optimizer step, over all ranks; micro-batches and
-   leftovers never change it (DanceGRPO's code drops samples that do not divide).
-5. DanceGRPO permutes steps per sample; that destroys windows, so ``steps=permute`` is refused with interpolating
-   strategies. The default trains a prefix of the trajectory (the noisiest steps).
-6. GRPO-Guard's bias term is taken per sample (the published code averages over the batch by accident).
-7. KL forms: ``kernel`` is Flow-GRPO's ``mean_d (mu - mu_ref)^2 / (2 g^2)`` without the step length; ``velocity`` is
-   ``mean_d (v - v_ref)^2``.
-8. Best-of-n selects within each group, not over a rank's whole batch.
+2. The clip is one-sided per sign of the advantage (PPO's max): a step outside the interval on the harmless
+   side keeps its gradient, unlike JAGG's remark.
+3. Old log-probabilities are the rollout's, never recomputed, so that a drift of precision shows in the ratio.
+4. The objective is a mean over samples and trained steps of one optimizer step, over all ranks:
+   micro-batches and leftovers never change it. (DanceGRPO drops samples that do not divide; flow_grpo drops
+   samples of all-equal groups on SD3 and rescales with it. An all-equal group has advantage 0 here, and
+   counts.)
+5. DanceGRPO permutes steps per sample, which destroys windows: ``steps=permute`` goes with
+   ``backward=exact`` alone. The default trains a prefix of the trajectory, the noisiest steps.
+6. GRPO-Guard's bias term is taken per sample (flow_grpo averages it over the batch by accident), and its
+   1/|delta| is off by default.
+7. KL forms: ``kernel`` is flow_grpo's ``mean_d (mu - mu_ref)^2 / (2 g^2)``, without the step length;
+   ``velocity`` is ``mean_d (v - v_ref)^2``.
+8. Best-of-n selects within each group (DanceGRPO: over a rank's whole batch) and drops the others' work.
+9. Stochastic windows are drawn once per rollout for all ranks. (flow_grpo draws one per rank and
+   micro-batch, so that members of a group may explore at different steps; its Qwen pipeline draws the same
+   one for ever.)
+10. MixGRPO's reward trimming (``trimmed_ratio``, 0 in its scripts) is left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,10 +29,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from jaggrl.algorithms.base import Algorithm, batch_of, take_steps
+from jaggrl.algorithms.base import Algorithm, batch_of, log, take_steps, velocities_of, without_idle_rows
 from jaggrl.credit import Advantage, best_of
 from jaggrl.diffusion.grouping import Group, cut, eligible
-from jaggrl.diffusion.kernels import Kernel, Transition, mean_d
+from jaggrl.diffusion.kernels import FlowCPS, Kernel, Transition, mean_d
 from jaggrl.diffusion.noise import generator
 from jaggrl.errors import UserError
 from jaggrl.models.policy import Policy
@@ -56,9 +64,11 @@ class PolicyGradient(Algorithm):
         Args:
             kernel: the rollout's transition kernel.
             advantage: how rewards become advantages.
-            clip_range: epsilon of the clip; the log-probability is a mean over dimensions, so 1e-4 is a natural scale.
+            clip_range: epsilon of the clip; the log-probability is a mean over dimensions: 1e-4 is a
+                natural scale.
             timestep_fraction: share of the stochastic transitions that an update trains on.
-            steps: ``noisiest`` (a prefix), ``random_windows`` (whole windows drawn per rollout), ``permute`` (per sample).
+            steps: ``noisiest`` (a prefix), ``random_windows`` (whole windows, drawn per rollout) or
+                ``permute``.
             ignore_last: never train the last transition, whose Gaussian is too sharp.
             kl_coef: weight of the KL to the reference (0 = none, no reference forwards).
             kl_form: ``kernel`` or ``velocity``.
@@ -76,6 +86,10 @@ class PolicyGradient(Algorithm):
             raise UserError(f"algorithm.kl_coef={kl_coef} must be >= 0")
         if best_of_n is not None and best_of_n < 2:
             raise UserError(f"algorithm.best_of_n={best_of_n} must be at least 2, or null for all samples")
+        if guard and isinstance(kernel, FlowCPS):
+            raise UserError(
+                "algorithm.guard needs the log-probability of an SDE kernel; use FlowSDE, or guard=false"
+            )
         eligible(1000, timestep_fraction)
         self.kernel = kernel
         self.advantage = advantage
@@ -90,39 +104,48 @@ class PolicyGradient(Algorithm):
         self.best_of_n = best_of_n
         self.record = frozenset({"states", "velocities", "log_prob"} | ({"mean"} if guard else set()))
         self.needs = ("reference",) if kl_coef > 0 else ()
-        self._permutation = generator("steps", 0)
+        self._rollout: tuple[int, int] = (0, 0)
 
     def check(self, interpolates: bool, init_noise: str, explores: bool, updates: int, group: int) -> None:
-        """Also refuses ODE rollouts, permuted steps under interpolation, and Guard without a Gaussian SDE."""
+        """Also refuses ODE rollouts, permuted steps under interpolation, and a best-of-n beyond the group."""
         super().check(interpolates, init_noise, explores, updates, group)
         if not explores:
-            raise UserError("a policy gradient needs stochastic steps; set algorithm.rollout.exploration to a window")
+            raise UserError(
+                "a policy gradient needs stochastic steps; set algorithm.rollout.exploration to a window"
+            )
         if self.steps == "permute" and interpolates:
             raise UserError(
-                "algorithm.steps=permute breaks consecutive windows; use backward=exact or subset, or steps=random_windows"
+                "algorithm.steps=permute breaks windows of steps; use backward=exact, or steps=random_windows"
             )
         if self.best_of_n is not None and self.best_of_n > group:
             raise UserError(f"algorithm.best_of_n={self.best_of_n} exceeds group_size={group}; lower it")
+        if self.kl_coef > 0 and not self.ignore_last and isinstance(self.kernel, FlowCPS):
+            raise UserError(
+                "the last step of FlowCPS has no noise to divide the KL by; use algorithm.ignore_last=true"
+            )
+        if self.clip_range > 1e-4 and isinstance(self.kernel, FlowCPS):
+            log.warning("clip_range=%g hardly ever clips with FlowCPS, whose scale is 1e-5", self.clip_range)
 
     def credit(self, scored: Scored) -> Batch:
         """Group-relative advantages over the whole rollout."""
         advantage_N = self.advantage(scored.parts_N, scored.weights, scored.group_size)
-        kept_N = None
-        if self.best_of_n is not None and self.best_of_n < scored.group_size:
-            kept_N = best_of(advantage_N, scored.total_N.isfinite(), scored.group_size, self.best_of_n)
-        return batch_of(scored, {"advantage": advantage_N}, kept_N=kept_N)
+        if self.best_of_n is None or self.best_of_n >= scored.group_size:
+            return batch_of(scored, {"advantage": advantage_N})
+        kept_N = best_of(advantage_N, scored.total_N.isfinite(), scored.group_size, self.best_of_n)
+        return without_idle_rows(batch_of(scored, {"advantage": advantage_N}, kept_N=kept_N))
 
     def trained_steps(self, trajectory: Trajectory) -> list[int]:
         """Stochastic transitions, without the last one of the trajectory when ``ignore_last``."""
-        last = len(trajectory.noisy_S) - 1
-        return [i for i, noisy in enumerate(trajectory.noisy_S) if noisy and not (self.ignore_last and i == last)]
+        end = len(trajectory.noisy_S) - int(self.ignore_last)
+        return [i for i, noisy in enumerate(trajectory.noisy_S[:end]) if noisy]
 
-    def groups(self, trajectory: Trajectory, rollout: int, window: int | Sequence[int], seed: int) -> list[Group]:
-        """Windows over the eligible transitions; ``random_windows`` draws whole windows per rollout for all ranks."""
+    def groups(
+        self, trajectory: Trajectory, rollout: int, window: int | Sequence[int], seed: int
+    ) -> list[Group]:
+        """Windows over the eligible transitions; ``random_windows`` draws whole windows for all ranks."""
+        self._rollout = (seed, rollout)
         trained = self.trained_steps(trajectory)
         count = eligible(len(trained), self.timestep_fraction)
-        if self.steps == "permute":
-            self._permutation = generator(seed, rollout, "permute")
         if self.steps == "random_windows":
             whole = [g for g in cut(trained, window) if g.position < 1.0]
             keep = max(1, round(count / max(1, len(trained)) * len(whole)))
@@ -132,61 +155,64 @@ class PolicyGradient(Algorithm):
 
     def windows(self, micro: Batch, policy: Policy, groups: Sequence[Group]) -> Iterator[Window]:
         """One window per group; states are the rollout's own, so that velocities can be served."""
-        trained = sum(len(g.steps) for g in groups)
-        steps_KB = self._steps_of_samples(micro, groups)
+        step_KB = self._steps_of_samples(micro, groups)
+        reference = self._reference(micro, policy, step_KB)
         start = 0
         for group in groups:
-            rows = steps_KB[start : start + len(group.steps)]
-            start += len(group.steps)
-            yield self._window(micro, policy, rows, group.position, 1.0 / trained)
+            end = start + len(group.steps)
+            yield self._window(
+                micro, policy, step_KB, slice(start, end), reference[start:end], group.position
+            )
+            start = end
 
     def _steps_of_samples(self, micro: Batch, groups: Sequence[Group]) -> Tensor:
-        """Step indices (K, B): the groups' own, or each sample's own permutation of the trained ones."""
+        """Step indices (K, B) of all K trained steps: the groups' own, or each sample's own permutation."""
         tr = micro.trajectory
         flat = torch.tensor([i for g in groups for i in g.steps])
         if self.steps != "permute":
             return flat.unsqueeze(1).expand(-1, len(tr.samples))
         trained = torch.tensor(self.trained_steps(tr))
-        seed = self._permutation.initial_seed()
-        drawn = [
-            trained[torch.randperm(len(trained), generator=generator(seed, s.index))[: len(flat)]] for s in tr.samples
-        ]
-        return torch.stack(drawn, 1)
+        draws = [generator(*self._rollout, "permute", s.index) for s in tr.samples]
+        return torch.stack(
+            [trained[torch.randperm(len(trained), generator=g)[: len(flat)]] for g in draws], 1
+        )
 
-    def _window(self, micro: Batch, policy: Policy, step_WB: Tensor, position: float, share: float) -> Window:
+    def _reference(self, micro: Batch, policy: Policy, step_KB: Tensor) -> list[Tensor | None]:
+        """The reference's guided velocities of all trained steps; Nones without KL."""
+        if self.kl_coef == 0:
+            return [None] * len(step_KB)
+        tr, step = micro.trajectory, step_KB.to(policy.device)
+        zs = [take_steps(tr.recorded["states"], row) for row in step]
+        raws = velocities_of(policy, "reference", zs, list(tr.t_S[step_KB].to(step.device)), tr.condition)
+        return [policy.model.guide(raw).float() for raw in raws]
+
+    def _window(
+        self,
+        micro: Batch,
+        policy: Policy,
+        step_KB: Tensor,
+        rows: slice,
+        reference: Sequence[Tensor | None],
+        position: float,
+    ) -> Window:
+        """The window over ``rows`` of all trained steps."""
         tr = micro.trajectory
-        states = tr.recorded["states"]
-        step = step_WB.to(states.device)
-        reference = self._reference(micro, policy, step)
+        share = 1.0 / len(step_KB)
+        t_WB = tr.t_S[step_KB[rows]]
+        step, t = step_KB[rows].to(policy.device), t_WB.to(policy.device)
 
         def velocities(js: Sequence[int]) -> list[Tensor]:
-            zs = [take_steps(states, step[j]) for j in js]
-            ts = [tr.t_S.to(states.device)[step[j]] for j in js]
-            return policy.velocities(zs, ts, tr.condition)
-
-        def loss(j: int, raw: Tensor) -> StepLoss:
-            return self._loss(micro, policy, step[j], raw, reference[j] if reference else None, share)
+            zs = [take_steps(tr.recorded["states"], step[j]) for j in js]
+            return policy.velocities(zs, [t[j] for j in js], tr.condition)
 
         return Window(
-            t_WB=tr.t_S[step_WB],
+            t_WB=t_WB,
             position=position,
             velocities=velocities,
-            loss=loss,
+            loss=lambda j, raw: self._loss(micro, policy, step[j], raw, reference[j], share),
             stored=lambda j: take_steps(tr.recorded["velocities"], step[j]),
             fresh=policy.version == tr.version,
         )
-
-    def _reference(self, micro: Batch, policy: Policy, step_WB: Tensor) -> list[Tensor]:
-        """The reference's guided velocities of the window's steps; empty without KL."""
-        if self.kl_coef == 0:
-            return []
-        tr = micro.trajectory
-        t_S = tr.t_S.to(step_WB.device)
-        with policy.using("reference"):
-            raws = [
-                policy.velocity(take_steps(tr.recorded["states"], row), t_S[row], tr.condition) for row in step_WB
-            ]
-        return [policy.model.guide(raw).float() for raw in raws]
 
     def _transition(self, micro: Batch, step_B: Tensor, v: Tensor) -> Transition:
         """The kernel at each sample's step."""
@@ -206,8 +232,7 @@ class PolicyGradient(Algorithm):
         if self.guard:
             mean_old = take_steps(tr.recorded["mean"], step_B)
             log_ratio = guarded_log_ratio(log_ratio, transition.mean, mean_old, transition.std)
-        ratio = log_ratio.exp()
-        advantage = micro.credit["advantage"]
+        ratio, advantage = log_ratio.exp(), micro.credit["advantage"]
         policy_B = clipped_loss(ratio, advantage, self.clip_range)
         if self.guard_reweight:
             sigma_S = tr.sigma_S.to(v.device)
@@ -247,6 +272,9 @@ def clipped_loss(ratio_B: Tensor, advantage_B: Tensor, clip_range: float) -> Ten
 
 
 def guarded_log_ratio(log_ratio_B: Tensor, mean: Tensor, mean_old: Tensor, std_B: Tensor) -> Tensor:
-    """GRPO-Guard: ``s [log_ratio + mean_d(mean - mean_old)^2 / (2 s^2)] = mean_d[xi (mean - mean_old)]``, per sample."""
+    """GRPO-Guard, per sample: ``s [log_ratio + mean_d(mean - mean_old)^2 / (2 s^2)]``.
+
+    It equals ``mean_d[xi (mean - mean_old)]`` with ``xi = (z' - mean_old) / s``, the noise of the rollout.
+    """
     drift_B = mean_d((mean - mean_old) ** 2)
     return std_B * (log_ratio_B + drift_B / (2 * std_B**2))

@@ -46,13 +46,18 @@ class FixedWindow(Exploration):
     def __call__(self, rollout: int, steps: int, seed: int) -> range:
         """The window, which must lie inside the trajectory."""
         if not 0 <= self.start < self.end <= steps:
-            raise UserError(f"exploration {self.start}-{self.end} does not lie in 0-{steps}; change it or schedule.steps")
+            raise UserError(
+                f"exploration {self.start}-{self.end} does not lie in 0-{steps}; change it or schedule.steps"
+            )
         return range(self.start, self.end)
 
 
 @dataclass(frozen=True)
 class RandomWindow(Exploration):
-    """Flow-GRPO-Fast: start uniform in ``[low, high - size]``, both ends included; one draw per rollout for all ranks."""
+    """Flow-GRPO-Fast: start uniform in ``[low, high - size]``, both ends included.
+
+    One draw per rollout for all ranks.
+    """
 
     size: int = 3
     low: int = 0
@@ -62,7 +67,7 @@ class RandomWindow(Exploration):
         """A window drawn from (seed, rollout)."""
         if not 0 <= self.low <= self.high - self.size or self.size < 1 or self.high > steps:
             raise UserError(
-                f"exploration of size {self.size} in {self.low}-{self.high} does not fit {steps} steps; widen the range"
+                f"exploration of size {self.size} in {self.low}-{self.high} does not fit {steps} steps; widen"
             )
         choices = self.high - self.size - self.low + 1
         start = self.low + int(torch.randint(choices, (), generator=generator(seed, rollout, "exploration")))
@@ -73,9 +78,10 @@ class RandomWindow(Exploration):
 class SlidingWindow(Exploration):
     """MixGRPO: a window ``range(cur, min(cur + size, S - 2))`` that moves with training.
 
-    ``progressive``: after ``iters`` rollouts move by ``stride``, stay at the end (or restart with ``roll_back``);
-    ``random``: uniform start each ``iters`` rollouts; ``decay`` and ``exp_decay``: the stay shrinks along the trajectory
-    (``ceil(iters exp(-0.1 max(0, cur - 13)))`` for exp_decay, ``max(1, iters - cur)`` for decay).
+    ``progressive``: after ``iters`` rollouts move by ``stride``, stay at the end (or restart with
+    ``roll_back``); ``random``: uniform start each ``iters`` rollouts; ``decay`` and ``exp_decay``: the stay
+    shrinks along the trajectory (``ceil(iters exp(-0.1 max(0, cur - 13)))`` for exp_decay, ``max(1, iters -
+    cur)`` for decay).
     """
 
     size: int = 4
@@ -87,7 +93,7 @@ class SlidingWindow(Exploration):
     def __post_init__(self) -> None:
         if self.strategy not in ("progressive", "random", "decay", "exp_decay"):
             raise UserError(
-                f"exploration.strategy={self.strategy} is unknown; use progressive, random, decay or exp_decay"
+                f"exploration.strategy={self.strategy} is unknown; use progressive, random, decay, exp_decay"
             )
         if self.size < 1 or self.iters < 1 or self.stride < 0:
             raise UserError("exploration needs size >= 1, iters >= 1 and stride >= 0")

@@ -18,7 +18,8 @@ class Group:
 def cut(steps: Sequence[int], window: int | Sequence[int]) -> list[Group]:
     """Cut trained steps (in falling t) into windows of W, or of the listed sizes repeated to the end.
 
-    The trailing remainder (the cleanest steps) is a shorter group at position 1.0, which is always pulled back exactly.
+    The trailing remainder (the cleanest steps) is a shorter group at position 1.0, which is always pulled
+    back exactly.
     """
     sizes = [window] if isinstance(window, int) else list(window)
     if not sizes or min(sizes) < 1:
@@ -36,9 +37,11 @@ def cut(steps: Sequence[int], window: int | Sequence[int]) -> list[Group]:
 
 
 def eligible(trained: int, timestep_fraction: float) -> int:
-    """``int(trained * timestep_fraction)``: how many of the trained transitions an update uses (guarding 0.6 * 5 = 3)."""
+    """``int(trained * timestep_fraction)``: how many transitions an update trains on (0.6 of 5 is 3)."""
     if not 0 < timestep_fraction <= 1:
-        raise UserError(f"algorithm.timestep_fraction={timestep_fraction} is outside (0, 1]; the papers use 0.6 or 1.0")
+        raise UserError(
+            f"algorithm.timestep_fraction={timestep_fraction} is outside (0, 1]; the papers use 0.6 or 1.0"
+        )
     count = int(trained * timestep_fraction + 1e-9)
     if count < 1:
         raise UserError(

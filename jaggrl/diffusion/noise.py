@@ -1,4 +1,4 @@
-"""The seed rule: noise is a function of (run seed, rollout, prompt slot, member, stream), never of rank or batch."""
+"""The seed rule: noise depends on (run seed, rollout, prompt slot, member, stream), not on rank or batch."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Denoising schedules: ``t`` is what the network is fed, ``sigma`` what the kernel uses; never one for the other."""
+"""Denoising schedules: ``t`` is what the network is fed, ``sigma`` what the kernel uses. Never swap them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ ModelSigmas = Callable[[int], Tensor]
 
 @dataclass(frozen=True)
 class DanceSchedule:
-    """DanceGRPO: ``tau = linspace(1, 0, S+1)``, ``sigma = shift tau / (1 + (shift-1) tau)``, fed as ``int(1000 sigma)``.
+    """DanceGRPO: ``sigma = shift tau / (1 + (shift-1) tau)`` of an even tau, fed as ``int(1000 sigma)``.
 
-    The truncation is of a float32 value (0.8 * 1000 becomes 799), the SDE uses the un-truncated sigma. The model's own
-    scheduler is not used. shift: 3 images, 5 Hunyuan, 7 SkyReels.
+    The truncation is of a float32 value (0.8 * 1000 becomes 799), the SDE uses the un-truncated sigma. The
+    model's own scheduler is not used. shift: 3 images, 5 Hunyuan, 7 SkyReels.
     """
 
     steps: int = 21
@@ -44,7 +44,14 @@ class DanceSchedule:
 
     def __call__(self, model_sigmas: ModelSigmas) -> Schedule:
         """The schedule; ``model_sigmas`` is not asked."""
+        return self._at(torch.linspace(1, 0, self.steps + 1))
+
+    def compressed(self, end: int, points: int) -> Schedule:
+        """The first ``end`` steps as they are, then ``points - 1`` steps to 0, even in tau (Flash)."""
         tau = torch.linspace(1, 0, self.steps + 1)
+        return self._at(torch.cat([tau[:end], torch.linspace(float(tau[end]), 0, points)]))
+
+    def _at(self, tau: Tensor) -> Schedule:
         sigma = self.shift * tau / (1 + (self.shift - 1) * tau)
         t = (sigma[:-1] * 1000).to(torch.int32).float() / 1000
         return Schedule(t, sigma)

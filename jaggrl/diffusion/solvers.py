@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class Solver(ABC):
-    """One trajectory's deterministic integrator; ``sigma`` are python floats, the same for the whole batch."""
+    """One trajectory's deterministic integrator; ``sigma`` is a float, the same for the whole batch."""
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027  (a one-step solver has nothing to forget)
         """Forget the previous step (a new trajectory, or a stochastic step in between)."""
 
     @abstractmethod
@@ -32,8 +32,8 @@ class DPMSolver2M(Solver):
     """DPM-Solver++(2M) for rectified flow: ``alpha = 1 - sigma``, ``lambda = ln alpha - ln sigma``.
 
     ``z' = (sigma'/sigma) z + alpha' (1 - e^{-h}) D`` with ``e^{-h} = sigma' alpha / (sigma alpha')`` and
-    ``D = x0_i + (x0_i - x0_{i-1}) / (2 r)``, ``r = h_{i-1} / h_i``. The first step (lambda = -inf) and the last
-    (lambda' = inf) are first-order by their limits.
+    ``D = x0_i + (x0_i - x0_{i-1}) / (2 r)``, ``r = h_{i-1} / h_i``. The first step (lambda = -inf) and the
+    last (lambda' = inf) are first-order by their limits.
     """
 
     def __init__(self) -> None:
