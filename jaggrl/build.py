@@ -6,6 +6,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from jaggrl.algorithms.base import Algorithm
-from jaggrl.backward.interpolants import Exact
 from jaggrl.backward.strategy import Backward
 from jaggrl.diffusion.exploration import Nowhere
+from jaggrl.diffusion.grouping import cut
 from jaggrl.errors import UserError
 from jaggrl.infra.distributed import Ranks, shard
 from jaggrl.models.base import Model
@@ -83,26 +84,22 @@ def check(config: Config) -> Plan:
     loop = Loop(**{k: config[k] for k in Loop.__dataclass_fields__})
     _check_layout(loop, int(os.environ.get("WORLD_SIZE", "1")))
     algorithm.check(
-        interpolates=not isinstance(backward.interpolant, Exact),
+        interpolates=backward.by_time,
         init_noise=sampler.init_noise,
         explores=not isinstance(sampler.exploration, Nowhere),
         updates=loop.updates_per_rollout,
         group=loop.group_size,
     )
-    locate_pipeline(config["model"]["path"])
+    cut(range(100), backward.window)
+    train_prompts = load_prompts(config["prompts"]["train"])
+    heldout_prompts = load_prompts(config["prompts"]["heldout"])
     reward = config["reward"]
-    names = list(check_weights(reward["weights"], reward["catalogue"])) + list(reward["eval"])
+    names = [*check_weights(reward["weights"], reward["catalogue"]), *reward["eval"]]
+    locate_pipeline(config["model"]["path"])
     lacks = missing_files(dict.fromkeys(names), reward["catalogue"])
     if lacks:
         raise UserError("; ".join(dict.fromkeys(lacks)))
-    return Plan(
-        algorithm,
-        sampler,
-        backward,
-        loop,
-        load_prompts(config["prompts"]["train"]),
-        load_prompts(config["prompts"]["heldout"]),
-    )
+    return Plan(algorithm, sampler, backward, loop, train_prompts, heldout_prompts)
 
 
 def _check_values(config: Config) -> None:
@@ -137,12 +134,14 @@ def _check_layout(loop: Loop, world: int) -> None:
         )
 
 
-def build_policy(config: Config, ranks: Ranks) -> Policy:
-    """Load the pipeline, open the network, shard it over the ranks."""
+def build_policy(config: Config, ranks: Ranks, weights: Path | None = None) -> Policy:
+    """Load the pipeline (and an export's ``weights``), open the network, shard it over the ranks."""
     node = {k: v for k, v in config["model"].items() if k != "scorers"}
     lora = Lora(**config["lora"]) if config["lora"] else None
     torch.manual_seed(config["seed"])  # LoRA's initial weights: the same on all ranks
     model: Model = make(node, "model")
+    if weights is not None:
+        model.load_export(weights)
     make_trainable(model, lora, config["checkpointing"])
     for module in model.frozen_modules():
         module.to(ranks.device)

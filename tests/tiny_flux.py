@@ -1,5 +1,6 @@
 """A FLUX pipeline folder with a few thousand trainable parameters: the shipped one around a tiny random transformer."""
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -15,12 +16,14 @@ HEADS, HEAD_DIM = 2, 12
 
 def tiny_flux_folder() -> Path:
     """The folder, made once per machine (atomically: several processes may ask at once)."""
-    folder = Path(tempfile.gettempdir()) / f"jaggrl-tests-{os.getuid()}" / "tiny-flux"
+    shipped = resolve_path(SHIPPED)
+    stamp = hashlib.sha256((shipped / "vae" / "diffusion_pytorch_model.safetensors").read_bytes()).hexdigest()[:8]
+    folder = Path(tempfile.gettempdir()) / f"jaggrl-tests-{os.getuid()}" / f"tiny-flux-{stamp}"
     if (folder / "model_index.json").is_file():
         return folder
     from diffusers import FluxPipeline, FluxTransformer2DModel
 
-    pipeline = FluxPipeline.from_pretrained(resolve_path(SHIPPED))
+    pipeline = FluxPipeline.from_pretrained(shipped).to(torch.float32)
     config = dict(pipeline.transformer.config)
     config |= {
         "num_layers": 1,
@@ -43,4 +46,4 @@ def tiny_flux_folder() -> Path:
 
 def tiny_flux() -> Flux:
     """The adapter on the tiny folder, at 64 pixels."""
-    return Flux(str(tiny_flux_folder()), resolution=64, max_sequence_length=32)
+    return Flux(str(tiny_flux_folder()), resolution=64, max_sequence_length=20)

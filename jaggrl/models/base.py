@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jaggrl.errors import UserError
 from jaggrl.trajectory import Condition
 
 
@@ -95,3 +96,14 @@ class Model(ABC):
             f"pipe = {pipe.__name__}.from_pretrained('{self.name}')",
             f"pipe.load_lora_weights('{folder}')",
         ]
+
+    def load_export(self, folder: Path) -> None:
+        """Load what ``export`` wrote: a ``transformer`` folder or LoRA weights. A folder with neither is refused."""
+        network: Any = self.network
+        if (folder / "transformer").is_dir():
+            trained = type(network).from_pretrained(folder / "transformer")
+            network.load_state_dict(trained.state_dict())
+        elif (folder / "pytorch_lora_weights.safetensors").is_file():
+            self.pipeline.load_lora_weights(folder)
+        else:
+            raise UserError(f"weights={folder} holds neither transformer/ nor pytorch_lora_weights.safetensors")

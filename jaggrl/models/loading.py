@@ -29,7 +29,7 @@ def load_pipeline(pipeline_class: Any, path: str) -> Any:
     """``pipeline_class.from_pretrained`` in fp32; a missing, foreign or broken folder is one line."""
     location = locate_pipeline(path)
     try:
-        pipeline = pipeline_class.from_pretrained(location, torch_dtype=torch.float32)
+        pipeline = pipeline_class.from_pretrained(location).to(torch.float32)
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = "fetch it again" if Path(location).is_dir() else "download it first (huggingface-cli download)"

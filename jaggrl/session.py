@@ -1,0 +1,216 @@
+"""The life of a training run: folder, resume, evaluation before and after, the loop, logs, checkpoints, results."""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jaggrl.build import Config, Plan, build_policy, build_scorers, build_trainer
+from jaggrl.errors import UserError
+from jaggrl.evaluation import Evaluation, Evaluator, held_out
+from jaggrl.infra.checkpoint import Checkpoints, step_of
+from jaggrl.infra.distributed import Ranks, largest
+from jaggrl.infra.files import write_json
+from jaggrl.infra.logging import MetricsLog, Progress
+from jaggrl.infra.signals import StopSignal
+from jaggrl.infra.wandb_run import WandbRun, open_wandb
+from jaggrl.models.export import export, load_training_state, training_state
+from jaggrl.results import Results, load_evaluation, save_evaluation, save_samples
+from jaggrl.selfcheck import findings, table
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """One training run in its folder. ``run`` returns the exit code of a stop, or None when the run is finished."""
+
+    def __init__(self, config: Config, plan: Plan, ranks: Ranks, folder: Path, stop: StopSignal) -> None:
+        self.config = config
+        self.plan = plan
+        self.ranks = ranks
+        self.folder = folder
+        self.stop = stop
+        self.policy = build_policy(config, ranks)
+        scorers = build_scorers(config, ranks)
+        self.trainer = build_trainer(config, plan, ranks, self.policy, scorers)
+        settings = config["evaluation"]
+        self.evaluator = Evaluator(
+            ranks,
+            self.policy,
+            {name: scorers[name] for name in dict.fromkeys([*self.trainer.reward.weights, *config["reward"]["eval"]])},
+            held_out(plan.heldout_prompts.prompts, settings["prompts"]),
+            settings["steps"],
+            settings["seed"],
+            settings["micro_batch"],
+            config["reward"]["batch_size"],
+            settings["grid"],
+        )
+        self.checkpoints = Checkpoints(folder / "checkpoints", config["checkpoint"]["keep"])
+        self.seconds = {"training": 0.0, "evaluation": 0.0}
+
+    @property
+    def weights(self) -> str:
+        """The weights that evaluation and export use."""
+        return "ema" if self.config["ema_decay"] else "current"
+
+    def run(self) -> int | None:
+        """Train to the end, or to a stop request."""
+        resumed = self._resume()
+        self._announce()
+        metrics_log = MetricsLog(self.folder, resumed) if self.ranks.main else None
+        wandb = self._open_wandb() if self.ranks.main else WandbRun()
+        progress = Progress(self.config["rollouts"], self.trainer.steps_done) if self.ranks.main else None
+        try:
+            self._evaluate(0, wandb)
+            while self.trainer.steps_done < self.config["rollouts"]:
+                self._step(metrics_log, wandb, progress)
+                if self._stopping():
+                    self._save()
+                    log.warning("stopped by %s after step %d; the same command goes on", self.stop.name, self.trainer.steps_done)
+                    return self.stop.exit_code
+            final = self._evaluate(self.trainer.steps_done, wandb)
+        finally:
+            if progress is not None:
+                progress.close()
+            if metrics_log is not None:
+                metrics_log.close()
+        self._finish(final)
+        wandb.finish()
+        return None
+
+    def _announce(self) -> None:
+        """The derived table: what one step is, before the first one."""
+        loop, trainer = self.plan.loop, self.trainer
+        samples = loop.prompts_per_rollout * loop.group_size
+        trainable = sum(p.numel() for p in self.policy.parameters)
+        log.info(
+            "each rollout: %d prompts x %d samples = %d, over %d ranks; %d optimizer updates of %.4g samples",
+            loop.prompts_per_rollout,
+            loop.group_size,
+            samples,
+            self.ranks.world,
+            loop.updates_per_rollout,
+            samples / loop.updates_per_rollout,
+        )
+        log.info(
+            "%s: %s trainable parameters (%s), %s",
+            self.config["model"]["path"],
+            f"{trainable:,}",
+            "LoRA" if self.policy.lora else "full",
+            self.policy.precision,
+        )
+        log.info("%s", self.prediction())
+
+    def prediction(self) -> str:
+        """Predicted passes per update and saving against exact."""
+        return ""
+
+    def _step(self, metrics_log: MetricsLog | None, wandb: WandbRun, progress: Progress | None) -> None:
+        """One rollout and its updates, and its trace."""
+        begin = time.perf_counter()
+        metrics = self.trainer.step()
+        seconds = time.perf_counter() - begin
+        self.seconds["training"] += seconds
+        step = self.trainer.steps_done
+        samples = self.plan.loop.prompts_per_rollout * self.plan.loop.group_size
+        metrics |= {"time/step_s": seconds, "perf/images_per_s": samples / seconds}
+        if self.ranks.device.type == "cuda":
+            metrics["perf/peak_mem_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        if step == 1:
+            self._self_check(metrics)
+        every = self.config["evaluation"]["every"]
+        if every and step % every == 0 and step < self.config["rollouts"]:
+            means = self._evaluate(step, wandb).means()
+            metrics |= {f"eval/{name}": value for name, value in means.items()}
+        if metrics_log is not None and progress is not None:
+            metrics_log.write(step, metrics)
+            wandb.log(step, metrics)
+            shown = {"reward": metrics["reward/mean"], "grad": metrics["train/grad_norm"]}
+            progress.step(step, seconds, shown)
+        last = step == self.config["rollouts"]
+        if last or step % self.config["checkpoint"]["every"] == 0:
+            self._save()
+
+    def _self_check(self, metrics: dict[str, float]) -> None:
+        """Print the first rollout's table; ``check=error`` stops on a finding."""
+        if self.config["check"] == "off":
+            return
+        found = findings(self.trainer, metrics)
+        log.info("%s", table(found))
+        bad = [f.name for f in found if not f.good]
+        if bad and self.config["check"] == "error":
+            raise UserError(f"check=error: {', '.join(bad)}; see the table above, or use check=warn")
+
+    def _evaluate(self, step: int, wandb: WandbRun) -> Evaluation:
+        """Evaluate unless this run already did at this step (a resumed run keeps its 'before')."""
+        if (known := load_evaluation(self.folder, step)) is not None:
+            return known
+        begin = time.perf_counter()
+        evaluation = self.evaluator(self.weights if step else "current")
+        self.seconds["evaluation"] += time.perf_counter() - begin
+        if self.ranks.main:
+            meta = {
+                "prompts_sha256": self.plan.heldout_prompts.sha256,
+                "n": len(self.evaluator.prompts),
+                "weights": self.weights if step else "current",
+                **self.config["evaluation"],
+            }
+            save_evaluation(self.folder, step, evaluation, meta)
+            files = save_samples(self.folder, step, evaluation)
+            wandb.log(step, {f"eval/{name}": value for name, value in evaluation.means().items()})
+            wandb.images(step, "samples/eval", files, evaluation.captions)
+            told = "  ".join(f"{name} {value:.4f}" for name, value in evaluation.means().items())
+            log.info("held-out at step %d (%d prompts): %s", step, len(self.evaluator.prompts), told)
+        return evaluation
+
+    def _state(self) -> dict[str, Any]:
+        return {**training_state(self.policy, self.trainer.optimizer), "trainer": self.trainer.state_dict(), "seconds": dict(self.seconds)}
+
+    def _save(self) -> None:
+        """A checkpoint of everything that the next process needs."""
+        self.checkpoints.save(self.trainer.steps_done, self._state())
+
+    def _resume(self) -> int | None:
+        """Load the newest checkpoint; returns its step, or None at the beginning."""
+        path = self.checkpoints.latest()
+        state = self._state()
+        if path is None:
+            self.checkpoints.check_space(state)
+            return None
+        self.checkpoints.load(path, state)
+        load_training_state(self.policy, self.trainer.optimizer, state)
+        self.trainer.load_state_dict(state["trainer"])
+        self.seconds.update(state["seconds"])
+        log.info("resumed from %s", path)
+        return step_of(path)
+
+    def _stopping(self) -> bool:
+        """Whether any rank was asked to stop."""
+        flag = torch.tensor(float(self.stop.requested), device=self.ranks.device)
+        return bool(largest(flag) > 0)
+
+    def _open_wandb(self) -> WandbRun:
+        settings = self.config["logger"]
+        name = f"{self.folder.parent.name}/{self.folder.name}"
+        return open_wandb(settings["wandb"], settings["project"], settings["entity"], self.folder, name, self.config)
+
+    def _finish(self, final: Evaluation) -> None:
+        """Export, pictures, tables, result.json."""
+        with self.policy.using(self.weights):
+            snippet: Sequence[str] = export(self.policy, self.folder / "export", self.ranks.main)
+        before = load_evaluation(self.folder, 0)
+        if not self.ranks.main or before is None:
+            return
+        results = Results.of(before, final, self.trainer.reward.weights, self.config["seed"])
+        log.info("%s", results.table())
+        cost = {
+            "optimizer_updates": self.policy.version,
+            "forward_equivalents": self.trainer.cost,
+            "skipped_updates": self.trainer.skipped,
+        }
+        write_json(self.folder / "result.json", results.as_dict(cost, self.folder, self.config, self.seconds))
+        results.draw(self.folder, before, final)
+        log.info("load the trained model with diffusers:\n  %s", "\n  ".join(snippet))

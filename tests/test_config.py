@@ -1,0 +1,119 @@
+"""Every config composes, builds its cheap half, and bad input is one line with exit code 2 before weights load."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from jaggrl.build import Config, check, resolve
+from jaggrl.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+CONF = ROOT / "conf"
+
+
+def composed(*overrides: str, name: str = "train") -> Config:
+    """The resolved config of a command line."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return resolve(compose(name, overrides=list(overrides)))
+
+
+def choices(group: str) -> list[str]:
+    """The files of a config group."""
+    return sorted(p.stem for p in (CONF / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("algorithm", choices("algorithm"))
+def test_every_algorithm_builds(algorithm: str) -> None:
+    config = composed(f"algorithm={algorithm}")
+    if config["algorithm"].get("steps") == "permute":
+        config = composed(f"algorithm={algorithm}", "backward=exact")
+    check(config)
+
+
+@pytest.mark.parametrize("backward", choices("backward"))
+def test_every_backward_builds(backward: str) -> None:
+    check(composed(f"backward={backward}"))
+
+
+@pytest.mark.parametrize("reward", [r for r in choices("reward") if r != "base"])
+def test_every_reward_builds(reward: str) -> None:
+    check(composed(f"reward={reward}"))
+
+
+@pytest.mark.parametrize("experiment", choices("experiment"))
+def test_every_experiment_composes(experiment: str) -> None:
+    config = composed(f"experiment={experiment}")
+    if "shapes" in str(config["model"]["path"]):
+        check(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["group_size=1"], "group_size=1"),
+        (["updates_per_rollout=20"], "updates_per_rollout=20"),
+        (["algorithm.clip_range=0"], "clip_range=0"),
+        (["algorithm.timestep_fraction=1.5"], "timestep_fraction=1.5"),
+        (["algorithm.steps=permute"], "steps=permute"),
+        (["algorithm.kernel.eta=0"], "eta=0"),
+        (["backward.jagg_frac=1.1"], "jagg_frac=1.1"),
+        (["backward.jagg_frac=-0.1"], "jagg_frac=-0.1"),
+        (["backward.window=0"], "window=0"),
+        (["backward.graph=parallel"], "graph=parallel"),
+        (["backward.served=sometimes"], "served=sometimes"),
+        (["algorithm.rollout.schedule.steps=1"], "steps=1"),
+        (["algorithm.rollout.init_noise=all"], "init_noise=all"),
+        (["precision=fp8"], "precision=fp8"),
+        (["rollouts=0"], "rollouts=0"),
+        (["micro_batch=-1"], "micro_batch=-1"),
+        (["max_grad_norm=0"], "max_grad_norm=0"),
+        (["ema_decay=1.5"], "ema_decay=1.5"),
+        (["check=perhaps"], "check=perhaps"),
+        (["model.path=/nowhere/at/all"], "/nowhere/at/all"),
+        (["prompts.train=/nowhere.txt"], "/nowhere.txt"),
+        (["'reward.weights={hpsv2: 0}'"], "reward.weights"),
+        (["lora.rank=4"], "lora"),
+        (["+algorithm.nonsense=1"], "nonsense"),
+    ],
+)
+def test_bad_values_are_refused_by_name(overrides: list[str], expected: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (Hydra refuses some itself)
+        check(composed(*[o.strip("'") for o in overrides]))
+    if isinstance(caught.value, UserError):
+        assert expected in str(caught.value)
+        assert "\n" not in str(caught.value)
+    else:
+        assert expected.split("=")[0] in str(caught.value)
+
+
+def test_layout_that_does_not_divide_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="use prompts_per_rollout=3"):
+        check(composed("group_size=4", "prompts_per_rollout=4", "updates_per_rollout=1"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["rolouts=3"], "rollouts"),
+        (["algorithm=dancegrpo"], "dance_grpo"),
+        (["backward.windw=4"], "window"),
+        (["model.path=/nowhere"], "/nowhere"),
+        (["prompts.train=README.md"], "README.md"),
+        (["rollouts=many"], "rollouts"),
+    ],
+)
+def test_bad_command_line_is_one_line_and_exit_code_2(arguments: list[str], expected: str) -> None:
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "jaggrl.train", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=120)
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, done.stderr
+    assert expected in lines[0]
