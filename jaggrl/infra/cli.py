@@ -81,6 +81,12 @@ def task_overrides() -> list[str]:
     return list(HydraConfig.get().overrides.task)
 
 
+def experiment_name() -> str:
+    """First level of the run folder: the chosen ``experiment``, or the door's name without one."""
+    hydra_config = HydraConfig.get()
+    return str(hydra_config.runtime.choices.get("experiment") or hydra_config.job.name)
+
+
 def _fail(message: str, code: int) -> int:
     rank = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "0")
     if rank == "0":

@@ -113,7 +113,7 @@ def _check(name: str, overrides: list[str]) -> None:
             del task["hydra"]
         for key in _missing(OmegaConf.to_container(task)):
             raise UserError(f"config key {key!r} has no value: give {key}=...")
-        OmegaConf.resolve(task)
+        OmegaConf.to_container(task, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(f"config key {error.full_key!r}: {_line(error)}") from error
     finally:
