@@ -66,7 +66,7 @@ def test_dance_is_flow_with_constant_g():
 
 
 def test_dance_is_the_reference_code_score_form():
-    """``x0^ = x - sigma v``, ``score = -(x - (1-sigma) x0^) / sigma^2``, ``mu = x + v delta - eta^2/2 score delta``."""
+    """``score = -(x - (1-sigma) x0^) / sigma^2``, ``mu = x + v delta - eta^2/2 score delta``."""
     v, z, _ = latents()
     s, delta = SIGMA.view(-1, 1, 1, 1), (NEXT - SIGMA).view(-1, 1, 1, 1)
     score = -(z - (1 - s) * (z - s * v)) / s**2
@@ -81,7 +81,7 @@ def test_flow_guard_of_sigma_one_is_in_the_denominator_alone():
 
 
 def test_cps_keeps_coefficients():
-    """With the true noise direction the marginal at sigma' has unit coefficients: ``(sigma' cos)^2 + s^2 = sigma'^2``."""
+    """The marginal at sigma' keeps its noise level: ``(sigma' cos)^2 + s^2 = sigma'^2``."""
     kernel = FlowCPS(0.8)
     assert torch.allclose((NEXT * math.cos(0.4 * math.pi)) ** 2 + kernel.std(SIGMA, NEXT) ** 2, NEXT**2)
     assert float(kernel.std(SIGMA[:1], torch.zeros(1))) == 0
