@@ -129,8 +129,8 @@ def _check_layout(loop: Loop, world: int) -> None:
         step = next(p for p in range(1, world + 1) if all(p * share % world == 0 for share in shares))
         near = max(step, round(prompts / step) * step)
         raise UserError(
-            f"prompts_per_rollout={prompts} x group_size={group} over {updates} updates does not divide over {world} ranks; "
-            f"use prompts_per_rollout={near}"
+            f"prompts_per_rollout={prompts} x group_size={group} over {updates} updates does not divide over "
+            f"{world} ranks; use prompts_per_rollout={near}"
         )
 
 

@@ -68,7 +68,9 @@ def export_folder(weights: str | None) -> Path | None:
     for folder in (Path(weights) / "export", Path(weights)):
         if (folder / "transformer").is_dir() or (folder / "pytorch_lora_weights.safetensors").is_file():
             return folder
-    raise UserError(f"weights={weights} is no run folder with an export (is the run finished?) and no export folder")
+    raise UserError(
+        f"weights={weights} is no run folder with an export (is the run finished?) and no export folder"
+    )
 
 
 def _output(config: Config) -> Path:

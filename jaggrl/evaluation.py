@@ -6,7 +6,6 @@ The door ``python -m jaggrl.evaluate`` and the training run share this code, so 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from jaggrl.diffusion.exploration import Nowhere

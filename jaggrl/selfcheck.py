@@ -28,7 +28,9 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
                 "max |ratio - 1| before the first update",
                 f"{deviation:.1e}",
                 deviation <= limit,
-                "rollout and replay see the same network" if deviation <= limit else "rollout and replay differ: guidance, precision or dropout",
+                "rollout and replay see the same network"
+                if deviation <= limit
+                else "rollout and replay differ: guidance, precision or dropout",
             )
         )
     groups = scored.total_N.view(-1, scored.group_size)
@@ -36,13 +38,17 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
     found.append(
         Finding(
             "reward spread within groups",
-            f"{metrics['reward/group_std']:.2e} ({flat} of {len(groups)} groups all equal)",
+            f"{metrics['reward/total/group_std']:.2e} ({flat} of {len(groups)} groups all equal)",
             flat < len(groups),
-            "groups disagree: there is something to learn" if flat < len(groups) else "every group is flat: no credit",
+            "groups disagree: there is something to learn"
+            if flat < len(groups)
+            else "every group is flat: no credit",
         )
     )
-    failed = int(metrics["reward/failed"])
-    found.append(Finding("failed scores", f"{failed} of {groups.numel()}", failed == 0, "masked out of the update"))
+    failed = int(metrics["reward/total/failed"])
+    found.append(
+        Finding("failed scores", f"{failed} of {groups.numel()}", failed == 0, "masked out of the update")
+    )
     media = scored.trajectory.media_B.flatten(1)
     distinct = len({row.tobytes() for row in (media * 255).round().byte().cpu().numpy()})
     found.append(
@@ -50,16 +56,27 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
             "distinct pictures of this rank",
             f"{distinct} of {len(media)}",
             distinct == len(media),
-            "exploration works" if distinct == len(media) else "samples repeat: shared noise without exploration?",
+            "exploration works"
+            if distinct == len(media)
+            else "samples repeat: shared noise without exploration?",
         )
     )
     updates = trainer.loop.updates_per_rollout
     meaning = "the ratio leaves 1 from the second update on"
     if updates == 1:
-        meaning = "the ratio stays 1 and the clip idle by construction: watch reward and grad norm, not the loss"
+        meaning = (
+            "the ratio stays 1 and the clip idle by construction: watch reward and grad norm, not the loss"
+        )
     found.append(Finding("updates per rollout", str(updates), True, meaning))
     cut = trainer.policy.model.truncated_prompts
-    found.append(Finding("prompts cut by a text encoder", str(cut), cut == 0, "the model never sees their ends" if cut else ""))
+    found.append(
+        Finding(
+            "prompts cut by a text encoder",
+            str(cut),
+            cut == 0,
+            "the model never sees their ends" if cut else "",
+        )
+    )
     return found
 
 
@@ -67,5 +84,7 @@ def table(found: list[Finding]) -> str:
     """The findings as aligned lines."""
     width = max(len(f.name) for f in found)
     value = max(len(f.value) for f in found)
-    lines = [f"  {'ok  ' if f.good else 'LOOK'} {f.name:<{width}}  {f.value:<{value}}  {f.meaning}" for f in found]
+    lines = [
+        f"  {'ok  ' if f.good else 'LOOK'} {f.name:<{width}}  {f.value:<{value}}  {f.meaning}" for f in found
+    ]
     return "\n".join(["self-check of the first rollout:", *lines])

@@ -8,18 +8,21 @@ from typing import Any
 
 import torch
 
+from jaggrl.backward.cost import Prediction, predict
 from jaggrl.build import Config, Plan, build_policy, build_scorers, build_trainer
 from jaggrl.errors import UserError
 from jaggrl.evaluation import Evaluation, Evaluator, held_out
 from jaggrl.infra.checkpoint import Checkpoints, step_of
 from jaggrl.infra.distributed import Ranks, largest
-from jaggrl.infra.files import write_json
-from jaggrl.infra.logging import MetricsLog, Progress
+from jaggrl.infra.logging import MetricsLog, Progress, read_metrics
+from jaggrl.infra.report import gains_table, stage_seconds, write_result
+from jaggrl.infra.run_folder import config_hash
 from jaggrl.infra.signals import StopSignal
 from jaggrl.infra.wandb_run import WandbRun, open_wandb
 from jaggrl.models.export import export, load_training_state, training_state
-from jaggrl.results import Results, load_evaluation, save_evaluation, save_samples
+from jaggrl.results import compare_evaluations, draw_run, load_evaluation, save_evaluation, save_samples
 from jaggrl.selfcheck import findings, table
+from jaggrl.trajectory import Condition, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +43,10 @@ class Session:
         self.evaluator = Evaluator(
             ranks,
             self.policy,
-            {name: scorers[name] for name in dict.fromkeys([*self.trainer.reward.weights, *config["reward"]["eval"]])},
+            {
+                name: scorers[name]
+                for name in dict.fromkeys([*self.trainer.reward.weights, *config["reward"]["eval"]])
+            },
             held_out(plan.heldout_prompts.prompts, settings["prompts"]),
             settings["steps"],
             settings["seed"],
@@ -69,7 +75,11 @@ class Session:
                 self._step(metrics_log, wandb, progress)
                 if self._stopping():
                     self._save()
-                    log.warning("stopped by %s after step %d; the same command goes on", self.stop.name, self.trainer.steps_done)
+                    log.warning(
+                        "stopped by %s after step %d; the same command goes on",
+                        self.stop.name,
+                        self.trainer.steps_done,
+                    )
                     return self.stop.exit_code
             final = self._evaluate(self.trainer.steps_done, wandb)
         finally:
@@ -83,7 +93,7 @@ class Session:
 
     def _announce(self) -> None:
         """The derived table: what one step is, before the first one."""
-        loop, trainer = self.plan.loop, self.trainer
+        loop = self.plan.loop
         samples = loop.prompts_per_rollout * loop.group_size
         trainable = sum(p.numel() for p in self.policy.parameters)
         log.info(
@@ -102,11 +112,26 @@ class Session:
             "LoRA" if self.policy.lora else "full",
             self.policy.precision,
         )
-        log.info("%s", self.prediction())
+        log.info("%s", self._prediction().describe())
 
-    def prediction(self) -> str:
-        """Predicted passes per update and saving against exact."""
-        return ""
+    def _prediction(self) -> Prediction:
+        """Predicted passes of one rollout's updates and the saving against exact."""
+        trainer, loop = self.trainer, self.plan.loop
+        schedule, walk = self.plan.sampler.plan(self.policy.model.sigmas, 0, loop.seed)
+        nothing = torch.empty(0)
+        noisy_S = tuple(solver is None for solver in walk)
+        outline = Trajectory([], [], Condition({}), schedule.t_S, schedule.sigma_S, noisy_S, nothing, nothing)
+        groups = trainer.algorithm.groups(outline, 0, trainer.backward.window, loop.seed)
+        return predict(
+            trainer.backward,
+            [(len(g.steps), g.position) for g in groups],
+            loop.updates_per_rollout,
+            self.config["checkpointing"],
+            self.policy.lora is not None,
+            bool(trainer.algorithm.needs),
+            schedule.steps,
+            "velocities" in trainer.algorithm.record,
+        )
 
     def _step(self, metrics_log: MetricsLog | None, wandb: WandbRun, progress: Progress | None) -> None:
         """One rollout and its updates, and its trace."""
@@ -128,7 +153,7 @@ class Session:
         if metrics_log is not None and progress is not None:
             metrics_log.write(step, metrics)
             wandb.log(step, metrics)
-            shown = {"reward": metrics["reward/mean"], "grad": metrics["train/grad_norm"]}
+            shown = {"reward": metrics["reward/total/mean"], "grad": metrics["train/grad_norm"]}
             progress.step(step, seconds, shown)
         last = step == self.config["rollouts"]
         if last or step % self.config["checkpoint"]["every"] == 0:
@@ -167,7 +192,11 @@ class Session:
         return evaluation
 
     def _state(self) -> dict[str, Any]:
-        return {**training_state(self.policy, self.trainer.optimizer), "trainer": self.trainer.state_dict(), "seconds": dict(self.seconds)}
+        return {
+            **training_state(self.policy, self.trainer.optimizer),
+            "trainer": self.trainer.state_dict(),
+            "seconds": dict(self.seconds),
+        }
 
     def _save(self) -> None:
         """A checkpoint of everything that the next process needs."""
@@ -195,7 +224,9 @@ class Session:
     def _open_wandb(self) -> WandbRun:
         settings = self.config["logger"]
         name = f"{self.folder.parent.name}/{self.folder.name}"
-        return open_wandb(settings["wandb"], settings["project"], settings["entity"], self.folder, name, self.config)
+        return open_wandb(
+            settings["wandb"], settings["project"], settings["entity"], self.folder, name, self.config
+        )
 
     def _finish(self, final: Evaluation) -> None:
         """Export, pictures, tables, result.json."""
@@ -204,13 +235,20 @@ class Session:
         before = load_evaluation(self.folder, 0)
         if not self.ranks.main or before is None:
             return
-        results = Results.of(before, final, self.trainer.reward.weights, self.config["seed"])
-        log.info("%s", results.table())
-        cost = {
+        gains = compare_evaluations(before, final, self.trainer.reward.weights, self.config["seed"])
+        rows = read_metrics(self.folder)
+        facts = {
             "optimizer_updates": self.policy.version,
-            "forward_equivalents": self.trainer.cost,
             "skipped_updates": self.trainer.skipped,
+            "forward_equivalents": self.trainer.cost,
+            "seconds": {**self.seconds, "stages": stage_seconds(rows)},
+            "seed": self.config["seed"],
+            "config_hash": config_hash(self.config),
         }
-        write_json(self.folder / "result.json", results.as_dict(cost, self.folder, self.config, self.seconds))
-        results.draw(self.folder, before, final)
+        write_result(self.folder, gains, facts)
+        draw_run(self.folder, before, final)
+        log.info("held-out prompts, before and after:\n%s", gains_table(gains))
+        log.info(
+            "pictures: before_after.png, curves.png, timing.png; numbers: result.json; all in %s", self.folder
+        )
         log.info("load the trained model with diffusers:\n  %s", "\n  ".join(snippet))

@@ -102,7 +102,12 @@ class Trainer:
         prompts = [dealt[s.prompt_index] for s in self.samples]
         with self.policy.using(self.algorithm.behaviour):
             return self.rollout(
-                self.policy, self.samples, prompts, self.steps_done, self.algorithm.record, lambda: self.tick("rollout")
+                self.policy,
+                self.samples,
+                prompts,
+                self.steps_done,
+                self.algorithm.record,
+                lambda: self.tick("rollout"),
             )
 
     def score(self, trajectory: Trajectory) -> Scored:
@@ -117,6 +122,7 @@ class Trainer:
 
     def update(self, batch: Batch) -> dict[str, float]:
         """The rollout's optimizer steps, one per part."""
+        self.backward.begin()
         self.backward.begin()
         groups = self.algorithm.groups(
             batch.trajectory, self.steps_done, self.backward.window, self.loop.seed
@@ -230,7 +236,7 @@ def reward_metrics(scored: Scored) -> dict[str, float]:
     metrics |= {f"reward/{name}/share": s / everything for name, s in spreads.items() if everything > 0}
     stats, _ = _moments(scored.total_N, scored.group_size)
     groups = scored.total_N.view(-1, scored.group_size)
-    metrics |= {f"reward/{k}": v for k, v in stats.items()}
+    metrics |= {f"reward/total/{k}": v for k, v in stats.items()}
     metrics["reward/zero_std_groups"] = float((groups == groups[:, :1]).all(1).sum())
     return metrics
 

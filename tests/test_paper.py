@@ -128,7 +128,9 @@ def test_eq_6_and_7_weights():
     assert torch.allclose(table.weights_AWB[:, :, 0], torch.stack([1 - a, a]))
 
 
-@pytest.mark.parametrize("interpolant", [Exact(), Linear(), Lagrange(3), Lagrange(4), Lagrange(3, "chebyshev")])
+@pytest.mark.parametrize(
+    "interpolant", [Exact(), Linear(), Lagrange(3), Lagrange(4), Lagrange(3, "chebyshev")]
+)
 def test_cardinality_and_partition_of_unity(interpolant):
     t = torch.sort(torch.rand(7, 2), 0, descending=True).values
     table = interpolant.table(t, torch.Generator())

@@ -84,7 +84,7 @@ def test_nan_reward_is_masked_and_counted() -> None:
     algorithm, sampler = dance()
     trainer = toy_trainer(algorithm, sampler, reward=scripted({2: float("nan")}))
     metrics = trainer.step()
-    assert metrics["reward/failed"] == 1
+    assert metrics["reward/total/failed"] == 1
     assert metrics["train/skipped_updates"] == 0
     assert all(p.isfinite().all() for p in trainer.policy.parameters)
 
@@ -103,7 +103,7 @@ def test_all_failed_moves_nothing() -> None:
     trainer = toy_trainer(algorithm, sampler, reward=scripted(dict.fromkeys(range(8), float("nan"))))
     before = [p.detach().clone() for p in trainer.policy.parameters]
     metrics = trainer.step()
-    assert metrics["reward/failed"] == 8
+    assert metrics["reward/total/failed"] == 8
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.policy.parameters, strict=True))
 
 

@@ -17,7 +17,9 @@ HEADS, HEAD_DIM = 2, 12
 def tiny_flux_folder() -> Path:
     """The folder, made once per machine (atomically: several processes may ask at once)."""
     shipped = resolve_path(SHIPPED)
-    stamp = hashlib.sha256((shipped / "vae" / "diffusion_pytorch_model.safetensors").read_bytes()).hexdigest()[:8]
+    stamp = hashlib.sha256(
+        (shipped / "vae" / "diffusion_pytorch_model.safetensors").read_bytes()
+    ).hexdigest()[:8]
     folder = Path(tempfile.gettempdir()) / f"jaggrl-tests-{os.getuid()}" / f"tiny-flux-{stamp}"
     if (folder / "model_index.json").is_file():
         return folder

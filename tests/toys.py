@@ -54,7 +54,7 @@ class ToyModel(Model):
 
     def __init__(self, affine: bool = False, seed: int = 0, width: int = 16) -> None:
         torch.manual_seed(seed)
-        self.name = "toy"
+        self.location = "toy"
         self.latent_shape = SHAPE
         self.network = Field(affine, width)
         self.pipeline = ToyPipeline(self.network)
@@ -85,7 +85,9 @@ class ToyModel(Model):
         """Not used by toys."""
         return ["block", "head"]
 
-    def export(self, folder: Path, state: dict[str, Tensor], lora_metadata: dict[str, Any] | None) -> list[str]:
+    def export(
+        self, folder: Path, state: dict[str, Tensor], lora_metadata: dict[str, Any] | None
+    ) -> list[str]:
         """Nothing to load."""
         return []
 

@@ -1,7 +1,7 @@
 """What a model adapter is: packing, calling, unpacking, decoding. Sign and time conversions happen here only.
 
 Conventions towards the framework: rectified flow with ``v ~ eps - x0``, network time in [0, 1] (1 = noise), latents
-fp32 of shape (B, *latent_shape), pictures (B, 3, H, W) in [0, 1]. An adapter holds no loop, loss, device or LoRA policy.
+fp32 of shape (B, *latent_shape), pictures (B, 3, H, W) in [0, 1]. No loop, loss, device or LoRA policy in here.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,8 @@ from jaggrl.trajectory import Condition
 class Model(ABC):
     """A frozen pipeline around one trainable network."""
 
-    name: str
+    location: str
+    """The pipeline folder or hub id, as diffusers takes it."""
     latent_shape: tuple[int, ...]
     network: nn.Module
     """The trainable network (a diffusers transformer or UNet)."""
@@ -74,7 +75,9 @@ class Model(ABC):
             cache.update({t: encoded.rows(slice(i, i + 1)) for i, t in enumerate(missing)})
         return Condition.cat([cache[t] for t in texts])
 
-    def export(self, folder: Path, state: dict[str, Tensor], lora_metadata: dict[str, Any] | None) -> list[str]:
+    def export(
+        self, folder: Path, state: dict[str, Tensor], lora_metadata: dict[str, Any] | None
+    ) -> list[str]:
         """Write what diffusers loads and return the lines of Python that load it.
 
         Args:
@@ -87,13 +90,13 @@ class Model(ABC):
             self.network.save_pretrained(folder / "transformer", state_dict=state)  # type: ignore[operator]
             return [
                 f"transformer = {type(self.network).__name__}.from_pretrained('{folder / 'transformer'}')",
-                f"pipe = {pipe.__name__}.from_pretrained('{self.name}', transformer=transformer)",
+                f"pipe = {pipe.__name__}.from_pretrained('{self.location}', transformer=transformer)",
             ]
         pipe.save_lora_weights(
             folder, transformer_lora_layers=state, transformer_lora_adapter_metadata=lora_metadata
         )
         return [
-            f"pipe = {pipe.__name__}.from_pretrained('{self.name}')",
+            f"pipe = {pipe.__name__}.from_pretrained('{self.location}')",
             f"pipe.load_lora_weights('{folder}')",
         ]
 
@@ -106,4 +109,6 @@ class Model(ABC):
         elif (folder / "pytorch_lora_weights.safetensors").is_file():
             self.pipeline.load_lora_weights(folder)
         else:
-            raise UserError(f"weights={folder} holds neither transformer/ nor pytorch_lora_weights.safetensors")
+            raise UserError(
+                f"weights={folder} holds neither transformer/ nor pytorch_lora_weights.safetensors"
+            )

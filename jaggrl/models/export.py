@@ -37,7 +37,9 @@ def load_training_state(policy: Policy, optimizer: torch.optim.Optimizer, state:
 
 def export(policy: Policy, folder: Path, main: bool) -> list[str]:
     """Gather the weights and write them on the main rank; returns the lines of Python that load them."""
-    full = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=policy.lora is not None)
+    full = StateDictOptions(
+        full_state_dict=True, cpu_offload=True, ignore_frozen_params=policy.lora is not None
+    )
     state: dict[str, Tensor] = dict(get_model_state_dict(policy.model.network, options=full))
     if not main:
         return []

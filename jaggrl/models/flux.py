@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from jaggrl.errors import UserError
 from jaggrl.models.base import Model
-from jaggrl.models.loading import load_pipeline
+from jaggrl.models.loading import load_pipeline, locate_pipeline
 from jaggrl.trajectory import Condition
 
 
@@ -30,15 +30,17 @@ class Flux(Model):
             path: a folder that ``FluxPipeline.from_pretrained`` loads, ``package://`` included, or a cached hub id.
             resolution: picture height and width in pixels.
             guidance: FLUX's embedded guidance, the same in rollout, training and evaluation.
-            max_sequence_length: T5 tokens; the pipeline pads to it, so that it must be what the weights were trained at.
+            max_sequence_length: T5 tokens; the pipeline pads to it, so give what the weights were trained at.
         """
         self.pipeline = load_pipeline(FluxPipeline, path)
-        self.name = path
+        self.location = locate_pipeline(path)
         self.network = self.pipeline.transformer
         side = resolution // self.pipeline.vae_scale_factor
         if side < 2 or resolution % (2 * self.pipeline.vae_scale_factor):
             step = 2 * self.pipeline.vae_scale_factor
-            raise UserError(f"model.resolution={resolution} is not a multiple of {step}; use {max(step, resolution // step * step)}")
+            raise UserError(
+                f"model.resolution={resolution} is not a multiple of {step}; use {max(step, resolution // step * step)}"
+            )
         self.latent_shape = (self.network.config.in_channels // 4, side, side)
         self.guidance = guidance
         self.max_sequence_length = max_sequence_length
@@ -81,7 +83,9 @@ class Flux(Model):
         """Positions of the packed tokens, made once."""
         if self._ids is None or self._ids.device != z.device:
             _, _, height, width = z.shape
-            self._ids = self.pipeline._prepare_latent_image_ids(1, height // 2, width // 2, z.device, torch.float32)
+            self._ids = self.pipeline._prepare_latent_image_ids(
+                1, height // 2, width // 2, z.device, torch.float32
+            )
         return self._ids
 
     @torch.no_grad()
@@ -92,7 +96,7 @@ class Flux(Model):
         return (vae.decode(latents, return_dict=False)[0].float() / 2 + 0.5).clamp(0, 1)
 
     def sigmas(self, steps: int) -> Tensor:
-        """``linspace(1, 1/N, N)`` through the scheduler's resolution-dependent shift, then 0, as FluxPipeline sets them."""
+        """``linspace(1, 1/N, N)`` through the scheduler's resolution-dependent shift, then 0, as FluxPipeline does."""
         scheduler = self.pipeline.scheduler
         config = scheduler.config
         tokens = self.latent_shape[1] * self.latent_shape[2] // 4

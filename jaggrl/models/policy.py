@@ -37,7 +37,9 @@ def make_trainable(model: Model, lora: Lora | None, checkpointing: bool) -> None
         try:
             network.add_adapter(LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets))
         except ValueError as error:
-            raise UserError(f"lora.targets={targets} fit no layer of {type(network).__name__}: {error}") from error
+            raise UserError(
+                f"lora.targets={targets} fit no layer of {type(network).__name__}: {error}"
+            ) from error
     if checkpointing:
         network.enable_gradient_checkpointing()
 
@@ -46,7 +48,12 @@ class Policy:
     """What algorithms, rollout and evaluation call. ``version`` counts optimizer steps."""
 
     def __init__(
-        self, model: Model, lora: Lora | None, precision: str, device: torch.device, checkpointing: bool = False
+        self,
+        model: Model,
+        lora: Lora | None,
+        precision: str,
+        device: torch.device,
+        checkpointing: bool = False,
     ) -> None:
         self.model = model
         self.forwards = 0

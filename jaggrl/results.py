@@ -1,0 +1,96 @@
+"""Evaluations on disk: ``eval/step_000020.json`` (every score of every prompt) and the pictures beside it."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jaggrl.evaluation import Evaluation
+from jaggrl.infra.files import read_json, write_json
+from jaggrl.infra.logging import plain, read_metrics
+from jaggrl.infra.pictures import draw_before_after, draw_grid, save_pictures
+from jaggrl.infra.plots import draw_curves, draw_timing
+from jaggrl.infra.report import Gain, compare
+
+
+def evaluation_file(folder: Path, step: int) -> Path:
+    """Where the evaluation of a step lies."""
+    return folder / "eval" / f"step_{step:06d}.json"
+
+
+def save_evaluation(folder: Path, step: int, evaluation: Evaluation, meta: dict[str, Any]) -> Path:
+    """Write all scores, their means, and what they mean (``meta``: prompts' hash, n, steps, seed, weights)."""
+    file = evaluation_file(folder, step)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    values = {name: [plain(v) for v in value.tolist()] for name, value in evaluation.values.items()}
+    write_json(
+        file,
+        {
+            "step": step,
+            **meta,
+            "means": evaluation.means(),
+            "captions": list(evaluation.captions),
+            "values": values,
+        },
+    )
+    torch.save((evaluation.media * 255).round().byte(), file.with_suffix(".pt"))
+    return file
+
+
+def load_evaluation(folder: Path, step: int) -> Evaluation | None:
+    """What ``save_evaluation`` wrote, or None where there is nothing (whole)."""
+    file = evaluation_file(folder, step)
+    stored = read_json(file)
+    if stored is None or not file.with_suffix(".pt").exists():
+        return None
+    values = {
+        name: torch.tensor([float("nan") if v is None else v for v in value])
+        for name, value in stored["values"].items()
+    }
+    media = torch.load(file.with_suffix(".pt"), weights_only=True).float() / 255
+    return Evaluation(values, media, stored["captions"])
+
+
+def save_samples(folder: Path, step: int, evaluation: Evaluation) -> list[Path]:
+    """The first pictures, as files and as one grid with captions and scores."""
+    samples = folder / "samples" / f"step_{step:06d}"
+    files = save_pictures(samples, evaluation.media)
+    draw_grid(samples.with_suffix(".png"), evaluation.media, evaluation.captions, score_lines(evaluation))
+    return files
+
+
+def score_lines(evaluation: Evaluation) -> list[str]:
+    """Per picture of the grid, each reward's value on its own line."""
+    rows = range(len(evaluation.media))
+    return [
+        "\n".join(f"{name} {float(value[i]):.4f}" for name, value in evaluation.values.items()) for i in rows
+    ]
+
+
+def draw_run(folder: Path, before: Evaluation, after: Evaluation) -> None:
+    """``curves.png``, ``timing.png`` and ``before_after.png`` from what the run folder holds."""
+    runs = {folder.name: read_metrics(folder)}
+    draw_curves(runs, folder / "curves.png")
+    draw_timing(runs, folder / "timing.png")
+    draw_before_after(
+        folder / "before_after.png",
+        before.media,
+        after.media,
+        after.captions,
+        score_lines(before),
+        score_lines(after),
+    )
+
+
+def compare_evaluations(
+    before: Evaluation, after: Evaluation, trained: Collection[str], seed: int
+) -> list[Gain]:
+    """Gains of every reward with paired bootstrap intervals."""
+    return compare(_arrays(before), _arrays(after), trained, seed)
+
+
+def _arrays(evaluation: Evaluation) -> dict[str, npt.NDArray[np.float64]]:
+    return {name: value.double().numpy() for name, value in evaluation.values.items()}
