@@ -1,10 +1,10 @@
 """What is ready on this machine and what is missing: ``python -m jaggrl.doctor [scorers] [key=value ...]``.
 
-One line per library and per reward, with the exact file to fetch; nothing is downloaded and no weights are loaded.
-Without arguments every set of ``conf/scorers`` is listed and the exit code is about the libraries and the shapes
-world's own scorers; ``python -m jaggrl.doctor published`` asks about the published ones, and
-``python -m jaggrl.doctor published dir=/data/ckpts`` looks for them elsewhere. Exit code 0: ready, 1: something is
-missing, 2: bad arguments.
+One line per library and per reward, with the exact file to fetch; nothing is downloaded, no weights are loaded.
+Without arguments every set of ``conf/scorers`` is listed, and the exit code is about the libraries and the
+shapes world's own scorers. ``python -m jaggrl.doctor published`` asks about the published ones, and
+``python -m jaggrl.doctor published dir=/data/ckpts`` looks for them elsewhere. Exit code 0: ready, 1: something
+is missing, 2: bad arguments.
 """
 
 import sys
@@ -71,9 +71,9 @@ def _config(scorers: str, overrides: Sequence[str]) -> dict[str, Any]:
             config = compose(overrides=[f"+scorers@model.scorers={scorers}", "+reward=base", *changes])
         return dict(OmegaConf.to_container(config.reward, resolve=True))  # type: ignore[arg-type]
     except HydraException as error:
-        raise UserError(
-            f"{' '.join(overrides)}: {error}; see conf/scorers/{scorers}.yaml for the keys"
-        ) from error
+        reason = " ".join(str(error).split())
+        remedy = f"see conf/scorers/{scorers}.yaml for the keys"
+        raise UserError(f"{' '.join(overrides)}: {reason}; {remedy}") from error
 
 
 def report(title: str, findings: Iterable[Finding]) -> bool:

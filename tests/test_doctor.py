@@ -1,6 +1,5 @@
 """The doctor: one line per library and reward, and an exit code that means something."""
 
-import subprocess
 import sys
 
 import pytest
@@ -72,13 +71,10 @@ def test_bad_arguments(arguments, says):
         doctor.run(arguments)
 
 
-def test_the_door_exits_with_2_and_one_line():
-    done = subprocess.run(
-        [sys.executable, "-m", "jaggrl.doctor", "nonsense"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=doctor.REPOSITORY,
-    )
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: unknown scorers 'nonsense'")
+def test_the_door_exits_with_2_and_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["doctor", "nonsense"])
+    with pytest.raises(SystemExit) as exit_:
+        doctor.main()
+    out, err = capsys.readouterr()
+    assert exit_.value.code == 2 and out == ""
+    assert err.count("\n") == 1 and err.startswith("error: unknown scorers 'nonsense'")

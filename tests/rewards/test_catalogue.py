@@ -131,9 +131,8 @@ def test_a_reward_of_ones_own_is_one_class_and_one_file(tmp_path):
         "weights": {"redness": 1},
         "catalogue": {"redness": {"_target_": f"{__name__}.Redness", "gain": 2.0}},
     }
-    for file in (CONF / "reward").glob("base.yaml"):
-        (tmp_path / "reward").mkdir()
-        (tmp_path / "reward" / "base.yaml").write_text(file.read_text())
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward" / "base.yaml").write_text((CONF / "reward" / "base.yaml").read_text())
     (tmp_path / "reward" / "redness.yaml").write_text(yaml.safe_dump(node))
     (tmp_path / "scorers").symlink_to(CONF / "scorers")
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
