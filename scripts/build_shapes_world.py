@@ -1,4 +1,4 @@
-"""Rebuild every shipped weight of the shapes world from nothing, on a CPU: `python scripts/build_shapes_world.py`.
+"""Rebuild every shipped weight of the shapes world from nothing, on a CPU.
 
 Stages run in the order given; each reads what earlier ones left in the work folder:
 
@@ -20,9 +20,15 @@ STAGES = ("vae", "flux", "clipscore", "pickscore", "hpsv2", "evaluate")
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run the stages. Returns the exit code: 2 on a bad argument."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE", help=", ".join(STAGES))
-    parser.add_argument("--out", type=Path, default=ROOT / "jaggrl/shapes/weights", help="folder that gets the weights")
-    parser.add_argument("--work", type=Path, default=ROOT / "outputs/shapes_world", help="folder for caches and pictures")
+    parser.add_argument(
+        "--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE", help=", ".join(STAGES)
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "jaggrl/shapes/weights", help="folder that gets the weights"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "outputs/shapes_world", help="folder for caches and pictures"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--flux-steps", type=int, default=6000, help="most training steps of the flux stage")

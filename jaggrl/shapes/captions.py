@@ -1,6 +1,6 @@
 """Captions in GenEval's six categories: generate, parse, and split into train and unseen combinations.
 
-Grammar: `[prefix] body on a BACKGROUND background`, where prefix is one of `PREFIXES` and body is, by category,
+Grammar: `[prefix] body on a BACKGROUND background`; prefix is one of `PREFIXES`, body by category is
 
 - single_object `a circle`, colors `a red circle`, counting `three red circles`,
 - two_object `a circle and a square`, color_attr `a red circle and a blue square`,
@@ -29,7 +29,8 @@ _SHAPE = "|".join(SHAPES)
 _BODY = re.compile(
     rf"(?:(?P<number>{'|'.join(NUMBERS)}) (?P<colour_n>{_COLOUR}) (?P<shape_n>{_SHAPE})s"
     rf"|(?P<article>an?|one) (?:(?P<colour>{_COLOUR}) )?(?P<shape>{_SHAPE})"
-    rf"(?: (?P<link>and|{'|'.join(RELATIONS)}) (?:an?|one) (?:(?P<colour_2>{_COLOUR}) )?(?P<shape_2>{_SHAPE}))?)"
+    rf"(?: (?P<link>and|{'|'.join(RELATIONS)}) (?:an?|one) (?:(?P<colour_2>{_COLOUR}) )?"
+    rf"(?P<shape_2>{_SHAPE}))?)"
     rf" on a (?P<background>{'|'.join(BACKGROUNDS)}) background"
 )
 
@@ -73,13 +74,15 @@ def captions(spec: Spec) -> list[str]:
 
 
 def parse(text: str) -> Spec:
-    """The spec of a caption, the inverse of `caption`. Raises ValueError on text that is not of the grammar."""
+    """The spec of a caption, the inverse of `caption`. Raises ValueError on text outside the grammar."""
     body = text
     for prefix in PREFIXES[1:]:
         body = body.removeprefix(f"{prefix} ")
     match = _BODY.fullmatch(body)
     if match is None:
-        raise ValueError(f"not a shapes caption: {text!r}; write e.g. 'two red circles on a white background'")
+        raise ValueError(
+            f"not a shapes caption: {text!r}; write e.g. 'two red circles on a white background'"
+        )
     part = match.groupdict()
     background = part["background"]
     if part["number"]:
@@ -98,8 +101,8 @@ def parse(text: str) -> Spec:
 def is_heldout(spec: Spec) -> bool:
     """Whether this combination belongs to the held-out split: a third of each category, never trained on.
 
-    The rule sums the indices of all parts modulo 3, so every colour, shape, count, relation and background occurs
-    in both splits; it is the same for both orders of a pair, because both mean the same pictures.
+    The rule sums the indices of all parts modulo 3, so every colour, shape, count, relation and background
+    occurs in both splits; it is the same for both orders of a pair, because both mean the same pictures.
     """
     colours, backgrounds = list(COLOURS), list(BACKGROUNDS)
     total = backgrounds.index(spec.background) + len(spec.things)

@@ -1,7 +1,8 @@
 """Draw scenes: 64x64 RGB pictures with analytic anti-aliasing, clean or degraded.
 
-A degraded picture (blurred, dim, grainy, or a mixture) shows the same scene; captions never mention quality, so a
-model trained on both has something that a preference reward can move without breaking the caption.
+A degraded picture (blurred, dim, grainy, or a mixture) shows the same scene; captions never mention
+quality, so a model trained on both has something that a preference reward can move without breaking the
+caption.
 """
 
 import numpy as np
@@ -21,8 +22,8 @@ _Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
 def coverage(shape: str, x: float, y: float, radius: float) -> NDArray[np.float32]:
     """How much of each pixel a shape covers, [SIZE, SIZE] in [0, 1].
 
-    One minus the signed distance to the edge, clipped to one pixel's width: exact for straight edges parallel to the
-    pixels, within 2 % of supersampling elsewhere. Raises ValueError on an unknown shape.
+    One minus the signed distance to the edge, clipped to one pixel's width: exact for straight edges
+    parallel to the pixels, within 2 % of supersampling elsewhere. Raises ValueError on an unknown shape.
     """
     dx, dy = _X - x, _Y - y
     if shape == "circle":
@@ -50,8 +51,8 @@ def render(scene: Scene) -> Image:
 def degrade(image: Image, kind: str, strength: float, rng: np.random.Generator) -> Image:
     """A worse copy of a picture; `strength` in [0, 1] runs from visible to strong.
 
-    blur: Gaussian of 0.8 to 2.2 pixels. dim: times 0.85 to 0.6. noise: colour grain of 2 pixels, standard deviation
-    0.03 to 0.08. mixture: all three, each weaker. Raises ValueError on an unknown kind.
+    blur: Gaussian of 0.8 to 2.2 pixels. dim: times 0.85 to 0.6. noise: colour grain of 2 pixels, standard
+    deviation 0.03 to 0.08. mixture: all three, each weaker. Raises ValueError on an unknown kind.
     """
     if kind not in DEGRADATIONS:
         raise ValueError(f"unknown degradation {kind!r}; use one of {', '.join(DEGRADATIONS)}")

@@ -95,7 +95,7 @@ class Scene:
 
 
 def related(relation: str, dx: float, dy: float, least: float) -> bool:
-    """Whether `relation` holds for the offset (dx, dy) = second minus first, in pixels, by at least `least`."""
+    """Whether `relation` holds for the offset (dx, dy) = second minus first, by at least `least` pixels."""
     if relation in ("left of", "right of"):
         return (dx if relation == "left of" else -dx) >= least
     return (dy if relation == "above" else -dy) >= least

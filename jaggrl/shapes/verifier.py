@@ -1,8 +1,9 @@
-"""Read a picture by rules and say which parts of its caption hold: the ground truth no reward can be hacked against.
+"""Read a picture by rules and say which parts of its caption hold: ground truth that cannot be hacked.
 
-Backgrounds have no hue and objects have one, so an object is a connected region whose pixels have chroma. Its colour
-is the nearest hue, its shape the ideal figure of equal area and centroid that overlaps it best. Dimming keeps hue,
-blur keeps half-height contours, and a light smoothing removes grain, so the reading does not depend on quality.
+Backgrounds have no hue and objects have one, so an object is a connected region whose pixels have chroma.
+Its colour is the nearest hue, its shape the ideal figure of equal area and centroid that overlaps it best.
+Dimming keeps hue, blur keeps half-height contours, and a light smoothing removes grain, so the reading does
+not depend on quality.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ WHITE_FROM, BLACK_UNTIL = 0.54, 0.20
 
 @dataclass(frozen=True)
 class Found:
-    """One object read from a picture; `shape` None: like none of the shapes. `x`, `y` in pixels, `area` in pixels."""
+    """One object read from a picture; `shape` None: like none of the shapes. Lengths in pixels."""
 
     shape: str | None
     colour: str
@@ -51,7 +52,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which parts of a caption hold: names such as `background`, `count`, `shape 1`, `colour 2`, `position`."""
+    """Which parts of a caption hold, by names such as `background`, `count`, `colour 2`, `position`."""
 
     parts: dict[str, bool]
 
@@ -72,7 +73,7 @@ class Verdict:
 
 
 def as_image(picture: ArrayLike) -> Image:
-    """A picture as [64, 64, 3] float32 in [0, 1]; uint8 is scaled. Raises ValueError on another shape or range."""
+    """A picture as [64, 64, 3] float32 in [0, 1]; uint8 is scaled. Raises ValueError on other input."""
     image = np.asarray(picture)
     if image.shape != (SIZE, SIZE, 3):
         raise ValueError(f"picture has shape {image.shape}; give [{SIZE}, {SIZE}, 3], RGB last")
@@ -85,8 +86,8 @@ def as_image(picture: ArrayLike) -> Image:
 def verify(picture: ArrayLike, spec: Spec) -> Verdict:
     """Compare a picture ([64, 64, 3], floats in [0, 1] or uint8) with a spec.
 
-    The found objects are matched to the demanded ones so that most parts hold; a demanded object without a match
-    lacks its shape and colour. Any surplus or missing object breaks `count`.
+    The found objects are matched to the demanded ones so that most parts hold; a demanded object without a
+    match lacks its shape and colour. Any surplus or missing object breaks `count`.
     """
     reading = read(picture)
     parts = {
@@ -112,29 +113,29 @@ def read(picture: ArrayLike) -> Reading:
     objects: list[Found] = []
     taken = np.zeros((SIZE, SIZE), bool)
     for index, colour in enumerate(COLOURS):
-        regions, count = ndimage.label((names == index) & (chroma > LEAST_CHROMA))
-        for label, box in enumerate(ndimage.find_objects(regions), start=1):
-            if box is None:
-                continue
-            region = regions == label
-            peak = np.quantile(chroma[region], 0.8)
+        for region in _regions((names == index) & (chroma > LEAST_CHROMA)):
             # The edge of a blurred object lies where half of its own colour is left.
-            region &= chroma > 0.5 * peak
-            pieces, count = ndimage.label(region)
-            for piece in range(1, count + 1):
-                mask = pieces == piece
-                area = int(mask.sum())
-                if area >= LEAST_AREA:
-                    taken |= mask
-                    objects.append(_describe(mask, area, colour))
+            half = 0.5 * np.quantile(chroma[region], 0.8)
+            for mask in _regions(region & (chroma > half)):
+                taken |= mask
+                objects.append(_describe(mask, colour))
     objects.sort(key=lambda found: -found.area)
     return Reading(tuple(objects), _background(image, chroma, taken))
+
+
+def _regions(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+    """The connected regions of a mask that are no specks, each as a mask [SIZE, SIZE]."""
+    labels, _ = ndimage.label(mask)
+    areas = np.bincount(labels.ravel())
+    return [labels == label for label in range(1, len(areas)) if areas[label] >= LEAST_AREA]
 
 
 def _nearest_hue(image: Image) -> NDArray[np.int64]:
     """Index of the colour whose hue direction is nearest to each pixel's, [SIZE, SIZE]."""
     flat = image - image.min(axis=2, keepdims=True)
-    return np.asarray(np.argmax(flat @ _directions().T / (1e-6 + np.linalg.norm(flat, axis=2, keepdims=True)), axis=2))
+    return np.asarray(
+        np.argmax(flat @ _directions().T / (1e-6 + np.linalg.norm(flat, axis=2, keepdims=True)), axis=2)
+    )
 
 
 @cache
@@ -145,17 +146,22 @@ def _directions() -> NDArray[np.float32]:
     return np.asarray(table / np.linalg.norm(table, axis=1, keepdims=True))
 
 
-def _describe(mask: NDArray[np.bool_], area: int, colour: str) -> Found:
+def _describe(mask: NDArray[np.bool_], colour: str) -> Found:
+    area = float(mask.sum())
     rows, columns = np.nonzero(mask)
     x, y = float(columns.mean()) + 0.5, float(rows.mean()) + 0.5
     overlaps = {shape: _overlap(mask, _ideal(shape, x, y, area)) for shape in SHAPES}
     best = max(overlaps, key=lambda shape: overlaps[shape])
-    return Found(best if overlaps[best] >= LEAST_OVERLAP else None, colour, x, y, float(area))
+    return Found(best if overlaps[best] >= LEAST_OVERLAP else None, colour, x, y, area)
 
 
 def _ideal(shape: str, x: float, y: float, area: float) -> NDArray[np.float32]:
     """Coverage of the shape that has this centroid and area."""
-    unit = {"circle": np.pi, "square": 4.0 * SQUARE_SCALE**2, "triangle": 0.75 * np.sqrt(3.0) * TRIANGLE_SCALE**2}
+    unit = {
+        "circle": np.pi,
+        "square": 4.0 * SQUARE_SCALE**2,
+        "triangle": 0.75 * np.sqrt(3.0) * TRIANGLE_SCALE**2,
+    }
     return coverage(shape, x, y, float(np.sqrt(area / unit[shape])))
 
 
@@ -192,7 +198,9 @@ def _match(objects: tuple[Found, ...], spec: Spec) -> tuple[Found | None, ...]:
 def _agreement(found: Found | None, thing: Thing) -> float:
     if found is None:
         return 0.0
-    return float(found.shape == thing.shape) + float(thing.colour is not None and found.colour == thing.colour)
+    return float(found.shape == thing.shape) + float(
+        thing.colour is not None and found.colour == thing.colour
+    )
 
 
 def _position_holds(relation: str, pair: tuple[Found | None, ...]) -> bool:

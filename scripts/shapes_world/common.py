@@ -1,4 +1,4 @@
-"""What every stage shares: the run's settings, progress lines, cached picture pools, cards and atomic folders."""
+"""What every stage shares: the run's settings, progress lines, cached pictures, cards, atomic folders."""
 
 import hashlib
 import json
@@ -61,7 +61,10 @@ class Progress:
             return
         self.last = now
         left = (now - self.start) * (1.0 - done) / max(done, 1e-6) / 60.0
-        print(f"[{self.name}] {100 * done:5.1f} %  {self.minutes():5.1f} min, {left:5.1f} min left  {text}", flush=True)
+        print(
+            f"[{self.name}] {100 * done:5.1f} %  {self.minutes():5.1f} min, {left:5.1f} min left  {text}",
+            flush=True,
+        )
 
 
 def seeded(build: Build, stage: str) -> np.random.Generator:
@@ -112,14 +115,19 @@ def replace_folder(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_card(folder: Path, title: str, facts: dict[str, object]) -> None:
-    """Write `card.json` (facts and the SHA-256 of every weight file) and a short `README.md` from the same facts."""
+    """Write `card.json` (facts, SHA-256 of every weight file) and a short `README.md` of the same."""
     hashes = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".safetensors", ".pt"):
             hashes[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
     card = {"title": title, **facts, "sha256": hashes}
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-    lines = [f"# {title}", "", "Trained from nothing by `scripts/build_shapes_world.py`; the facts are in `card.json`.", ""]
+    lines = [
+        f"# {title}",
+        "",
+        "Trained from nothing by `scripts/build_shapes_world.py`; the facts are in `card.json`.",
+        "",
+    ]
     for key, value in facts.items():
         lines.append(f"- **{key}**: {json.dumps(value) if isinstance(value, dict) else value}")
     (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

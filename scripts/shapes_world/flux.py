@@ -1,7 +1,8 @@
-"""Stage `flux`: transformer and text encoders trained together by flow matching, saved as a FLUX pipeline folder."""
+"""Stage `flux`: transformer and text encoders trained together by flow matching; a pipeline folder."""
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,15 +11,23 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransfo
 from torch.nn import functional
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-from scripts.shapes_world.common import Build, Progress, parameters, picture_pool, replace_folder, seeded, write_card
+from scripts.shapes_world.common import (
+    Build,
+    Progress,
+    parameters,
+    picture_pool,
+    replace_folder,
+    seeded,
+    write_card,
+)
 from scripts.shapes_world.tokens import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
-from scripts.shapes_world.vae import load_vae
+from scripts.shapes_world.vae import load_vae, vae_facts
 
 POOL, BATCH = 48_000, 64
 PEAK_LR, WARMUP, EMA = 2e-3, 200, 0.999
 GUIDANCE = 3.5
 """The guidance that the transformer is told, in training and for sampling."""
-PUBLISH_MINUTES = 8.0
+PUBLISH_MINUTES = 6.0
 
 
 @dataclass
@@ -35,7 +44,7 @@ class Parts:
 
 
 def new_parts() -> Parts:
-    """Untrained modules; modulations and the output start at zero, so that every block starts as the identity."""
+    """Untrained modules; modulations and output start at zero, so every block starts as the identity."""
     clip_vocabulary = clip_tokenizer()
     transformer = FluxTransformer2DModel(
         in_channels=16,
@@ -49,7 +58,9 @@ def new_parts() -> Parts:
         axes_dims_rope=(8, 12, 12),
     )
     for name, module in transformer.named_modules():
-        if isinstance(module, torch.nn.Linear) and (".linear" in name and "norm" in name or name == "proj_out"):
+        if isinstance(module, torch.nn.Linear) and (
+            ".linear" in name and "norm" in name or name == "proj_out"
+        ):
             torch.nn.init.zeros_(module.weight)
             torch.nn.init.zeros_(module.bias)
     clip = CLIPTextModel(
@@ -86,20 +97,29 @@ def new_parts() -> Parts:
 def scheduler() -> FlowMatchEulerDiscreteScheduler:
     """FLUX.1-dev's scheduler."""
     return FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, base_image_seq_len=256, max_image_seq_len=4096, shift=3.0
+        use_dynamic_shifting=True,
+        base_shift=0.5,
+        max_shift=1.15,
+        base_image_seq_len=256,
+        max_image_seq_len=4096,
+        shift=3.0,
     )
 
 
 def token_ids(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """CLIP's and T5's token ids, padded as the pipeline pads: [B, CLIP_LENGTH] and [B, T5_LENGTH]."""
-    clip = clip_tokenizer()(texts, padding="max_length", max_length=CLIP_LENGTH, truncation=True, return_tensors="pt")
-    t5 = t5_tokenizer()(texts, padding="max_length", max_length=T5_LENGTH, truncation=True, return_tensors="pt")
+    clip = clip_tokenizer()(
+        texts, padding="max_length", max_length=CLIP_LENGTH, truncation=True, return_tensors="pt"
+    )
+    t5 = t5_tokenizer()(
+        texts, padding="max_length", max_length=T5_LENGTH, truncation=True, return_tensors="pt"
+    )
     return clip.input_ids, t5.input_ids
 
 
 @torch.no_grad()
 def packed_latents(build: Build) -> tuple[torch.Tensor, list[str]]:
-    """Latents of the training pictures, packed as the pipeline packs them [N, 64, 16]; cached in the work folder."""
+    """Latents of the training pictures, packed as the pipeline packs them, [N, 64, 16]; cached."""
     path = build.work / f"latents_{POOL}_{build.seed}.pt"
     pool = picture_pool(build, "flux", POOL)
     if path.exists():
@@ -117,42 +137,92 @@ def packed_latents(build: Build) -> tuple[torch.Tensor, list[str]]:
     return out, pool.texts
 
 
-def velocity_loss(parts: Parts, x0: torch.Tensor, clip_ids: torch.Tensor, t5_ids: torch.Tensor) -> torch.Tensor:
-    """Flow matching: mean square of v_theta(x_t, t) - (eps - x0), x_t = (1 - t) x0 + t eps, logit-normal t."""
-    noise = torch.randn_like(x0)
-    t = torch.sigmoid(0.2 + 1.2 * torch.randn(len(x0)))
-    mixed = torch.lerp(x0, noise, t[:, None, None])
+@dataclass(frozen=True)
+class Batch:
+    """Latents [B, 64, 16], noise of the same shape, times [B] in (0, 1), and token ids."""
+
+    x0: torch.Tensor
+    noise: torch.Tensor
+    t: torch.Tensor
+    clip_ids: torch.Tensor
+    t5_ids: torch.Tensor
+
+    def split(self, count: int) -> list["Batch"]:
+        """`count` equal parts."""
+        columns = (self.x0, self.noise, self.t, self.clip_ids, self.t5_ids)
+        return [Batch(*parts) for parts in zip(*(column.chunk(count) for column in columns), strict=True)]
+
+
+def velocity_loss(parts: Parts, batch: Batch) -> torch.Tensor:
+    """Flow matching: mean square of v_theta(x_t, t) - (eps - x0) with x_t = (1 - t) x0 + t eps."""
+    mixed = torch.lerp(batch.x0, batch.noise, batch.t[:, None, None])
     with torch.autocast("cpu", torch.bfloat16):
         made = parts.transformer(
             hidden_states=mixed,
-            timestep=t,
-            guidance=torch.full_like(t, GUIDANCE),
-            pooled_projections=parts.clip(clip_ids).pooler_output,
-            encoder_hidden_states=parts.t5(t5_ids)[0],
-            txt_ids=torch.zeros(t5_ids.shape[1], 3),
+            timestep=batch.t,
+            guidance=torch.full_like(batch.t, GUIDANCE),
+            pooled_projections=parts.clip(batch.clip_ids).pooler_output,
+            encoder_hidden_states=parts.t5(batch.t5_ids)[0],
+            txt_ids=torch.zeros(batch.t5_ids.shape[1], 3),
             img_ids=FluxPipeline._prepare_latent_image_ids(1, 8, 8, torch.device("cpu"), torch.float32),
             return_dict=False,
         )[0]
-    return functional.mse_loss(made.float(), noise - x0)
+    return functional.mse_loss(made.float(), batch.noise - batch.x0)
 
 
-def optimizers(parts: Parts) -> list[torch.optim.Optimizer]:
-    """Muon for the transformer's inner matrices, AdamW for all else."""
+def backward(
+    parts: Parts, trained: list[torch.nn.Parameter], batch: Batch, pool: ThreadPoolExecutor, workers: int
+) -> float:
+    """Set the gradients of a batch, one part of it per worker, and return the mean loss.
+
+    Workers of one thread each wait for each other once per step, threads inside of operations at every
+    operation: on a busy machine this is far faster. The sum has a fixed order, so results repeat.
+    """
+
+    def work(part: Batch) -> tuple[float, tuple[torch.Tensor, ...]]:
+        torch.set_num_threads(1)
+        loss = velocity_loss(parts, part)
+        return loss.item(), torch.autograd.grad(loss, trained)
+
+    done = list(pool.map(work, batch.split(workers)))
+    for value, *gradients in zip(trained, *(gradients for _, gradients in done), strict=True):
+        value.grad = sum(gradients[1:], start=gradients[0]) / workers
+    return sum(loss for loss, _ in done) / workers
+
+
+def optimizers(parts: Parts, workers: int) -> list[torch.optim.Optimizer]:
+    """Muon for the transformer's inner matrices, dealt out to the workers, and AdamW for all else."""
     matrices, others = [], []
     for module in parts.modules():
         for name, value in module.named_parameters():
             inner = value.ndim == 2 and "transformer_blocks" in name
             (matrices if inner else others).append(value)
-    return [
-        torch.optim.Muon(matrices, lr=PEAK_LR, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01),
+    matrices.sort(key=lambda value: -value.numel())
+    muons = [
+        torch.optim.Muon(matrices[i::workers], lr=PEAK_LR, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        for i in range(workers)
     ]
+    return [*muons, torch.optim.AdamW(others, lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)]
+
+
+def apply(optimizer: torch.optim.Optimizer) -> None:
+    """One step of one optimizer, in a worker's thread."""
+    torch.set_num_threads(1)
+    optimizer.step()
 
 
 def rate(step: int, done: float) -> float:
     """Learning rate: linear warm-up, flat for 40 % of the training, cosine to zero; `done` in [0, 1]."""
     decay = 1.0 if done < 0.4 else 0.5 * (1 + math.cos(math.pi * (done - 0.4) / 0.6))
     return PEAK_LR * min(1.0, (step + 1) / WARMUP) * decay
+
+
+def draw_batch(latents: torch.Tensor, clip_ids: torch.Tensor, t5_ids: torch.Tensor) -> Batch:
+    """A random batch with logit-normal times."""
+    index = torch.randint(len(latents), (BATCH,))
+    x0 = latents[index].float()
+    t = torch.sigmoid(0.2 + 1.2 * torch.randn(BATCH))
+    return Batch(x0, torch.randn_like(x0), t, clip_ids[index], t5_ids[index])
 
 
 def train_flux(build: Build) -> None:
@@ -162,25 +232,28 @@ def train_flux(build: Build) -> None:
     seeded(build, "flux")
     parts = new_parts()
     average = copy.deepcopy(parts)
-    print(f"[flux] transformer {parameters(parts.transformer)}, text {parameters(parts.clip, parts.t5)} parameters")
-    optims = optimizers(parts)
+    print(
+        f"[flux] parameters: transformer {parameters(parts.transformer)}, "
+        f"text {parameters(parts.clip, parts.t5)}"
+    )
+    workers = build.threads
+    optims = optimizers(parts, workers)
+    pool = ThreadPoolExecutor(workers)
     trained = [p for module in parts.modules() for p in module.parameters()]
     averaged = [p for module in average.modules() for p in module.parameters()]
     progress, smooth, published = Progress("flux"), 1.0, 0.0
     step, done = 0, 0.0
     while done < 1.0:
-        index = torch.randint(len(texts), (BATCH,))
-        loss = velocity_loss(parts, latents[index].float(), clip_ids[index], t5_ids[index])
-        loss.backward()
+        batch = draw_batch(latents, clip_ids, t5_ids)
+        loss = backward(parts, trained, batch, pool, workers)
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         for optimizer in optims:
             for group in optimizer.param_groups:
                 group["lr"] = rate(step, done)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        list(pool.map(apply, optims))
         with torch.no_grad():
             torch._foreach_lerp_(averaged, trained, 1.0 - min(EMA, (1 + step) / (10 + step)))
-        smooth += (float(loss.detach()) - smooth) / min(step + 1, 200)
+        smooth += (loss - smooth) / min(step + 1, 200)
         step += 1
         # A slow machine does fewer steps, but still ends its schedule within the time.
         done = max(step / build.flux_steps, progress.minutes() / build.flux_minutes)
@@ -201,10 +274,13 @@ def publish(build: Build, average: Parts, step: int, minutes: float, loss: float
         text_encoder_2=copy.deepcopy(average.t5),
         tokenizer_2=t5_tokenizer(),
         transformer=copy.deepcopy(average.transformer),
-    ).to(torch.float16)
+    )
+    # The text encoders stay in fp32: transformers loads the dtype of the file, diffusers always fp32.
+    pipeline.transformer.half()
+    pipeline.vae.half()
     facts = {
         "format": "diffusers FluxPipeline folder; max_sequence_length=20, guidance_scale=3.5, 64x64 pictures",
-        "trained": f"flow matching on {POOL} pictures, half degraded, train split; batch {BATCH}, average of weights",
+        "trained": f"flow matching, {POOL} pictures of the train split, half degraded; batch {BATCH}, EMA",
         "seed": build.seed,
         "steps": step,
         "minutes": round(minutes, 1),
@@ -215,7 +291,7 @@ def publish(build: Build, average: Parts, step: int, minutes: float, loss: float
             "text_encoder_2": parameters(average.t5),
             "vae": parameters(pipeline.vae),
         },
-        "vae_psnr_heldout_db": pipeline.vae.config.psnr_heldout,
+        "vae_training": vae_facts(build),
     }
 
     def write(folder: Path) -> None:

@@ -18,12 +18,21 @@ CLIP_LENGTH = 24
 
 def words() -> list[str]:
     """Every word of the grammar, sorted."""
-    return sorted({word for name in CATEGORIES for spec in specs(name) for text in captions(spec) for word in text.split()})
+    return sorted(
+        {
+            word
+            for name in CATEGORIES
+            for spec in specs(name)
+            for text in captions(spec)
+            for word in text.split()
+        }
+    )
 
 
 def bytes_to_unicode() -> list[str]:
     """The 256 printable characters that stand for bytes, in the order that CLIP's vocabulary lists them."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    spans = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
+    plain = [byte for first, last in spans for byte in range(ord(first), ord(last) + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return [chr(byte) for byte in plain] + [chr(256 + i) for i in range(len(others))]
 
@@ -32,7 +41,9 @@ def bpe_merges() -> list[tuple[str, str]]:
     """Byte-pair merges that make one token of every word of the grammar."""
     model = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     model.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.BpeTrainer(vocab_size=5000, min_frequency=1, end_of_word_suffix="</w>", show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=5000, min_frequency=1, end_of_word_suffix="</w>", show_progress=False
+    )
     model.train_from_iterator(words(), trainer)
     found = json.loads(model.to_str())["model"]["merges"]
     return [(pair[0], pair[1]) for pair in found]

@@ -1,5 +1,6 @@
 """Stage `vae`: an `AutoencoderKL` that takes 64x64 pictures to 4x16x16 latents and back."""
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from diffusers import AutoencoderKL
 from scripts.shapes_world.common import Build, Progress, picture_pool, seeded
 
 BATCH = 16
+FACTS = "facts.json"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def edges(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train_vae(build: Build) -> None:
-    """Train on clean and degraded pictures and save `work/vae` (fp32) with its latent statistics in the config."""
+    """Train on clean and degraded pictures and save `work/vae` (fp32), latent statistics in its config."""
     seeded(build, "vae")
     pool = picture_pool(build, "vae", 12_000)
     model = new_vae()
@@ -63,7 +65,9 @@ def train_vae(build: Build) -> None:
     total = sum(phase.steps for phase in PHASES)
     done = 0
     for phase in PHASES:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=phase.peak_lr, betas=(0.9, 0.99), weight_decay=1e-3)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=phase.peak_lr, betas=(0.9, 0.99), weight_decay=1e-3
+        )
         for step in range(phase.steps):
             for group in optimizer.param_groups:
                 warm = min(1.0, (step + 1) / 100)
@@ -79,14 +83,17 @@ def train_vae(build: Build) -> None:
 
 
 def vae_loss(model: AutoencoderKL, images: torch.Tensor, phase: Phase) -> tuple[torch.Tensor, str]:
-    """Weighted sum of absolute, square, edge and prior terms of a batch [B, 3, 64, 64], and a line about it."""
+    """Weighted sum of absolute, square, edge and prior terms of a batch [B, 3, 64, 64], and a line on it."""
     with torch.autocast("cpu", torch.bfloat16):
         posterior = model.encode(images).latent_dist
         made = model.decode(posterior.sample()).sample
     made = made.float()
     absolute, square = (made - images).abs().mean(), (made - images).square().mean()
     edge = sum((a - b).abs().mean() for a, b in zip(edges(made), edges(images), strict=True))
-    kl = 0.5 * (posterior.mean.float().square() + posterior.var.float() - 1.0 - posterior.logvar.float()).mean()
+    kl = (
+        0.5
+        * (posterior.mean.float().square() + posterior.var.float() - 1.0 - posterior.logvar.float()).mean()
+    )
     loss = phase.absolute * absolute + phase.square * square + phase.edge * edge + phase.kl * kl
     return loss, f"L1 {absolute.item():.4f} MSE {square.item():.5f} edge {edge.item():.4f} kl {kl.item():.2f}"
 
@@ -96,15 +103,24 @@ def finish(build: Build, model: AutoencoderKL, minutes: float) -> None:
     """Set scale and shift so that latents have mean 0 and deviation 1, measure, save."""
     model.eval()
     pool = picture_pool(build, "vae", 12_000)
-    latents = torch.cat([model.encode(pool.tensor(part)).latent_dist.mean for part in torch.arange(2000).split(100)])
+    latents = torch.cat(
+        [model.encode(pool.tensor(part)).latent_dist.mean for part in torch.arange(2000).split(100)]
+    )
     model.register_to_config(shift_factor=float(latents.mean()), scaling_factor=1.0 / float(latents.std()))
     fresh = picture_pool(build, "vae_test", 600, "heldout")
     images = fresh.tensor(torch.arange(600))
     made = torch.cat([model.decode(model.encode(part).latent_dist.mean).sample for part in images.split(100)])
     error = ((made - images) / 2.0).square().mean(dim=(1, 2, 3))
-    model.register_to_config(psnr_heldout=round(float((-10.0 * error.log10()).mean()), 2), minutes=round(minutes, 1))
-    print(f"[vae] held-out PSNR {model.config['psnr_heldout']} dB, latent std by channel {latents.std((0, 2, 3))}")
+    facts = {"psnr_heldout_db": round(float((-10.0 * error.log10()).mean()), 2), "minutes": round(minutes, 1)}
+    print(f"[vae] {facts}", flush=True)
     model.save_pretrained(build.work / "vae")
+    (build.work / "vae" / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def vae_facts(build: Build) -> dict[str, float]:
+    """Held-out PSNR in dB and minutes of the autoencoder's training."""
+    facts: dict[str, float] = json.loads((build.work / "vae" / FACTS).read_text(encoding="utf-8"))
+    return facts
 
 
 def load_vae(build: Build) -> AutoencoderKL:
