@@ -1,10 +1,10 @@
 """What is ready on this machine and what is missing: ``python -m jaggrl.doctor [scorers] [key=value ...]``.
 
-One line per library and per reward, with the exact file to fetch; nothing is downloaded, no weights are loaded.
+One line per library and per reward, with the exact file to fetch; nothing is downloaded, nothing is loaded.
 Without arguments every set of ``conf/scorers`` is listed, and the exit code is about the libraries and the
 shapes world's own scorers. ``python -m jaggrl.doctor published`` asks about the published ones, and
-``python -m jaggrl.doctor published dir=/data/ckpts`` looks for them elsewhere. Exit code 0: ready, 1: something
-is missing, 2: bad arguments.
+``python -m jaggrl.doctor published dir=/data/ckpts`` looks for them elsewhere. Exit code 0: ready, 1:
+something is missing, 2: bad arguments.
 """
 
 import sys

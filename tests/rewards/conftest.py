@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from open_clip.tokenizer import SimpleTokenizer
 
 from tests.rewards.tiny import IMAGE_SIZE, OPEN_CLIP
 
@@ -26,6 +25,7 @@ def hpsv2_files(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def clip_folder(tmp_path_factory) -> Path:
     """A tiny CLIPModel with the published vocabulary, image processor and tokenizer."""
+    from open_clip.tokenizer import SimpleTokenizer
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
     folder = tmp_path_factory.mktemp("clip")

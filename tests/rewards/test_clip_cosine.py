@@ -32,7 +32,7 @@ def as_pil(picture: torch.Tensor) -> Image.Image:
     return Image.fromarray((picture * 255).round().byte().permute(1, 2, 0).numpy())
 
 
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (64, 64), (96, 40), (17, 45), (7, 4096), (1, 1)])
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (96, 40), (7, 4096), (1, 1)])
 def test_scores_are_the_diagonal_of_the_logits_without_their_scale(reward, reference, height, width):
     model, processor = reference
     media = pictures(len(TEXTS), height, width, seed=height)

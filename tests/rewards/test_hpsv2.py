@@ -58,7 +58,7 @@ def reference(hpsv2_files):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (64, 64), (96, 40), (17, 45), (7, 300), (1, 1)])
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (96, 40), (17, 45), (7, 300), (1, 1)])
 def test_scores_equal_the_reference_package(reward, reference, height, width):
     media = pictures(len(PROMPTS), height, width, seed=height)
     want = []
