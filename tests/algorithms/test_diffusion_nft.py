@@ -1,4 +1,4 @@
-"""DiffusionNFT: its quadratic identity, force on a toy with known q, decays, and the life of the lagged policy."""
+"""DiffusionNFT: its quadratic identity, its force where q is known, decays, and the lagged policy."""
 
 from dataclasses import replace
 
