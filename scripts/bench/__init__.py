@@ -1,0 +1,1 @@
+"""Parts of the benchmark: what is measured (subject) and with what (meters)."""
