@@ -1,0 +1,128 @@
+"""Kill the run, run the same command again: weights and metrics equal the uninterrupted run's (CPU, fp32)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from jaggrl.build import check
+from jaggrl.errors import EXIT_PREEMPTED
+from jaggrl.infra.distributed import Ranks
+from jaggrl.infra.signals import StopSignal
+from jaggrl.session import Session
+from tests.test_config import ROOT, composed
+from tests.tiny_flux import tiny_flux_folder
+
+SIZES = [
+    "debug=smoke",
+    "rollouts=4",
+    "reward=shapes_verifier",
+    "reward.eval=[shapes_verifier]",
+    "algorithm.rollout.schedule.steps=5",
+    "updates_per_rollout=2",
+    "checkpoint.every=1",
+    "check=off",
+]
+
+
+class StopAfter(StopSignal):
+    """Asks for a stop when looked at for the n-th time."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    @property
+    def requested(self) -> bool:
+        self.looks -= 1
+        if self.looks == 0:
+            self._received = signal.SIGTERM
+        return self.looks == 0
+
+
+def session(folder: Path, *overrides: str, stop: StopSignal | None = None) -> int | None:
+    """One process's life in a run folder."""
+    folder.mkdir(exist_ok=True)
+    config = composed(*SIZES, f"model.path={tiny_flux_folder()}", *overrides)
+    plan = check(config)
+    return Session(config, plan, Ranks(0, 1, torch.device("cpu")), folder, stop or StopSignal()).run()
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The run's lines without what clocks say."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "perf/"))} for row in rows]
+
+
+def exported(folder: Path) -> dict[str, torch.Tensor]:
+    """The trained weights."""
+    (file,) = (folder / "export").rglob("*.safetensors")
+    return load_file(file)
+
+
+def equal(a: Path, b: Path) -> None:
+    assert metrics(a) == metrics(b)
+    one, other = exported(a), exported(b)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[k], other[k]) for k in one)
+    one_result, other_result = (json.loads((f / "result.json").read_text()) for f in (a, b))
+    assert one_result["rewards"] == other_result["rewards"]
+    assert one_result["forward_equivalents"] == other_result["forward_equivalents"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["lora={rank: 4, alpha: 8, targets: null}", "ema_decay=0.9", "backward=subset"]],
+    ids=["full", "lora_ema_subset"],
+)
+def test_four_steps_equal_two_resume_two(tmp_path: Path, overrides: list[str]) -> None:
+    assert session(tmp_path / "whole", *overrides) is None
+    assert session(tmp_path / "parts", *overrides, stop=StopAfter(2)) == EXIT_PREEMPTED
+    assert len(metrics(tmp_path / "parts")) == 2
+    assert session(tmp_path / "parts", *overrides) is None
+    equal(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_run_folder_holds_what_people_look_at(tmp_path: Path) -> None:
+    session(tmp_path / "run", "rollouts=1")
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert {"metrics.jsonl", "result.json", "curves.png", "timing.png", "before_after.png"} <= names
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert {"before", "after", "gain", "ci_low", "ci_high", "n"} <= result["rewards"]["shapes_verifier"].keys()
+    assert result["optimizer_updates"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_process_continues_by_the_same_command(tmp_path: Path, how: signal.Signals) -> None:
+    def command(name: str) -> list[str]:
+        overrides = [*SIZES, f"model.path={tiny_flux_folder()}", f"output={tmp_path / name}"]
+        return [sys.executable, "-m", "jaggrl.train", *overrides]
+
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command("whole"), cwd=ROOT, env=env, check=True, capture_output=True)
+    process = subprocess.Popen(command("parts"), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 300
+    while not list((tmp_path / "parts").rglob("step_00000[12]/manifest.json")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(how)
+    code = process.wait(120)
+    assert code == (EXIT_PREEMPTED if how is signal.SIGTERM else -signal.SIGKILL)
+    done = subprocess.run(command("parts"), cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "continuing" in done.stdout
+    folders = [next((tmp_path / name).rglob("metrics.jsonl")).parent for name in ("whole", "parts")]
+    equal(*folders)
+    again = subprocess.run(command("parts"), cwd=ROOT, env=env, capture_output=True, text=True)
+    assert again.returncode == 0
+    assert "finished" in again.stdout
