@@ -13,7 +13,7 @@ from jaggrl.build import Config, Plan, build_policy, build_scorers, build_traine
 from jaggrl.errors import UserError
 from jaggrl.evaluation import Evaluation, Evaluator, held_out
 from jaggrl.infra.checkpoint import Checkpoints, step_of
-from jaggrl.infra.distributed import Ranks, largest
+from jaggrl.infra.distributed import Ranks, broadcast, largest
 from jaggrl.infra.logging import MetricsLog, Progress, read_metrics
 from jaggrl.infra.report import gains_table, stage_seconds, write_result
 from jaggrl.infra.run_folder import config_hash
@@ -171,7 +171,8 @@ class Session:
 
     def _evaluate(self, step: int, wandb: WandbRun) -> Evaluation:
         """Evaluate unless this run already did at this step (a resumed run keeps its 'before')."""
-        if (known := load_evaluation(self.folder, step)) is not None:
+        known = load_evaluation(self.folder, step) if self.ranks.main else None
+        if (known := broadcast(known)) is not None:
             return known
         begin = time.perf_counter()
         evaluation = self.evaluator(self.weights if step else "current")
