@@ -1,0 +1,223 @@
+"""The papers' claims on stability and cost of DiffusionNFT and DiffusionART, tried on the shapes world.
+
+    python scripts/reproduce_claims.py                                  hours on two cores
+    python scripts/reproduce_claims.py --rollouts 40 --seeds 0 --arms nft nft_on_policy art
+
+States length, seeds and criteria first; then trains every arm (a finished run of the same config and code is
+kept) and prints each verdict with its curve, whatever it is. Writes ``claims.json``, ``.md`` and ``.png``.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from jaggrl.errors import EXIT_BAD_INPUT, UserError  # noqa: E402
+from jaggrl.infra.files import write_json  # noqa: E402
+from jaggrl.infra.logging import read_metrics  # noqa: E402
+from jaggrl.infra.plots import draw_curves  # noqa: E402
+from scripts.claims.forces import measure  # noqa: E402
+from scripts.claims.runs import train  # noqa: E402
+from scripts.claims.verdicts import CRITERIA, Shape, first_reach, late_average, shape, smooth, sparkline  # noqa: E402
+
+EXACT = ["backward=exact", "algorithm.noise=per_step"]
+ON_POLICY = ["algorithm.decay=none"]
+ARMS: dict[str, tuple[str, list[str]]] = {
+    "nft": ("shapes_nft", EXACT),
+    "nft_on_policy": ("shapes_nft", [*EXACT, *ON_POLICY]),
+    "nft_unanchored": ("shapes_nft", [*EXACT, "algorithm.decay=0.9", "algorithm.anchor=current"]),
+    "nft_positive": ("shapes_nft", [*EXACT, *ON_POLICY, "algorithm.branches=positive"]),
+    "nft_negative": ("shapes_nft", [*EXACT, *ON_POLICY, "algorithm.branches=negative"]),
+    "nft_two_updates": ("shapes_nft", [*EXACT, *ON_POLICY, "updates_per_rollout=2", "micro_batch=32"]),
+    "art": ("shapes_art", ["backward=exact"]),
+    "flow_grpo_fast": ("shapes_flow_grpo_fast", ["backward=exact"]),
+}
+"""Arm -> (preset, overrides)."""
+
+Curve = Mapping[str, Any]
+
+
+def run(arm: str, seed: int, rollouts: int, out: Path, more: Sequence[str]) -> dict[str, Any]:
+    """Train one arm; its curve: rewards per rollout, cost, gradient norms, and the verifier on held-out prompts."""
+    experiment, overrides = ARMS[arm]
+    everything = [f"rollouts={rollouts}", *overrides, *more]
+    folder = train(experiment, seed, out / arm / f"seed{seed}", everything)
+    rows = [row for row in read_metrics(folder) if "reward/total/mean" in row]
+    return {
+        "arm": arm,
+        "seed": seed,
+        "folder": str(folder),
+        "rewards": [row["reward/total/mean"] for row in rows],
+        "spread": rows[0]["reward/total/std"],
+        "cost": [row["cost/forward_equivalents"] for row in rows],
+        "grad_norm": [row["train/grad_norm"] for row in rows],
+    }
+
+
+def shapes(curves: Sequence[Curve], arm: str) -> list[Shape]:
+    """The shapes of an arm's seeds."""
+    return [shape(c["rewards"], c["spread"]) for c in curves if c["arm"] == arm]
+
+
+def collapse_claims(curves: Sequence[Curve]) -> list[tuple[str, str, list[bool]]]:
+    """(claim, arm, what each seed says) for every claim that is about one arm's shape."""
+    expected = {
+        "nft_on_policy": ("on-policy NFT (decay 0) rises and then collapses", True),
+        "nft_unanchored": ("EMA sampling without the lagged anchor still collapses", True),
+        "nft_positive": ("the positive branch alone collapses", True),
+        "nft_negative": ("the negative branch alone collapses", True),
+        "nft_two_updates": ("two updates per rollout without EMA avoid the collapse", False),
+        "nft": ("NFT with its lagged policy does not collapse", False),
+        "art": ("ART rises and does not collapse, without a schedule", False),
+    }
+    found = []
+    for arm, (claim, collapses) in expected.items():
+        seen = shapes(curves, arm)
+        must_rise = arm in ("nft_on_policy", "art")
+        holds = [s.collapsed == collapses and (s.rose or not must_rise) for s in seen]
+        if seen:
+            found.append((claim, arm, holds))
+    return found
+
+
+def speed(curves: Sequence[Curve], fast: str, slow: str, axis: str) -> list[float | None]:
+    """Per seed: what ``slow`` spent to reach its own late average, over what ``fast`` spent to reach the same level."""
+    ratios: list[float | None] = []
+    by_seed = {(c["arm"], c["seed"]): c for c in curves}
+    for seed in sorted({c["seed"] for c in curves}):
+        a, b = by_seed.get((fast, seed)), by_seed.get((slow, seed))
+        if a is None or b is None:
+            continue
+        level = late_average(b["rewards"])
+        spent = [
+            first_reach(c["rewards"], c[axis] if axis != "rollouts" else _count(c), level) for c in (a, b)
+        ]
+        ratios.append(spent[1] / spent[0] if spent[0] and spent[1] else None)
+    return ratios
+
+
+def _count(curve: Curve) -> list[float]:
+    return [float(i + 1) for i in range(len(curve["rewards"]))]
+
+
+def told(ratios: Sequence[float | None]) -> str:
+    """``3.1x, never`` per seed."""
+    return ", ".join("never" if r is None else f"{r:.2f}x" for r in ratios) or "not run"
+
+
+def report(curves: Sequence[Curve], forces: Sequence[Mapping[str, float]]) -> str:
+    """All verdicts, each with its curves."""
+    lines = []
+    for claim, arm, holds in collapse_claims(curves):
+        word = "AGREES" if all(holds) else "DISAGREES" if not any(holds) else "MIXED"
+        lines.append(f"{word} ({sum(holds)} of {len(holds)} seeds): {claim}")
+        for curve in (c for c in curves if c["arm"] == arm):
+            seen = shape(curve["rewards"], curve["spread"])
+            norms = curve["grad_norm"]
+            lines.append(f"    seed {curve['seed']} {sparkline(smooth(curve['rewards']))} {seen}")
+            lines.append(
+                f"           gradient norm: first 5 {sum(norms[:5]) / 5:.3g}, largest {max(norms):.3g}"
+            )
+    pairs = (
+        (
+            "nft_on_policy",
+            "nft_two_updates",
+            "rollouts",
+            "two updates are slower than one (paper: 15.2x in steps)",
+        ),
+        (
+            "art",
+            "nft",
+            "cost",
+            "ART reaches NFT's late average reward with less compute (paper: 12.02x, 13B video)",
+        ),
+        (
+            "art",
+            "flow_grpo_fast",
+            "cost",
+            "ART reaches Flow-GRPO-Fast's late average with less compute (paper: 11.72x)",
+        ),
+    )
+    for fast, slow, axis, claim in pairs:
+        ratios = speed(curves, fast, slow, axis)
+        known = [r for r in ratios if r is not None]
+        word = "AGREES" if known and len(known) == len(ratios) and min(known) > 1 else "DISAGREES"
+        lines.append(f"{word if ratios else 'NOT RUN'}: {claim}; here {told(ratios)}")
+    lines += _force_lines(forces)
+    return "\n".join(lines)
+
+
+def _force_lines(forces: Sequence[Mapping[str, float]]) -> list[str]:
+    if not forces:
+        return []
+
+    def mean(key: str) -> float:
+        return sum(f[key] for f in forces) / len(forces)
+
+    output = mean("guiding_output") / mean("restoring_output")
+    gradient = mean("restoring_gradient") / mean("guiding_gradient")
+    claims = (
+        (
+            output,
+            "at update 2 the restoring force is smaller than the guiding one in output space (paper: 9.4x)",
+        ),
+        (gradient, "at update 2 its parameter gradient is larger than the guiding one's (paper: 4.9x)"),
+    )
+    return [f"{'AGREES' if r > 1 else 'DISAGREES'}: {claim}; here {r:.2f}x" for r, claim in claims]
+
+
+def main() -> None:
+    """State, run, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rollouts", type=int, default=100)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument(
+        "--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM", help=", ".join(ARMS)
+    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides for every run")
+    parser.add_argument(
+        "--force-rollouts", type=int, default=10, help="rollouts whose second update is taken apart"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs/claims")
+    arguments = parser.parse_args()
+    stated = (
+        f"Length: {arguments.rollouts} rollouts; seeds: {arguments.seeds}; arms: {', '.join(arguments.arms)}.\n"
+        f"{CRITERIA}\nForces: mean over {arguments.force_rollouts} rollouts, seed {arguments.seeds[0]}."
+    )
+    print(stated, flush=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    curves: list[dict[str, Any]] = []
+    try:
+        for seed in arguments.seeds:
+            for arm in arguments.arms:
+                curves.append(run(arm, seed, arguments.rollouts, arguments.out, arguments.set))
+        forces = []
+        if arguments.force_rollouts:
+            overrides = ["backward=exact", *arguments.set]
+            taken = measure("shapes_art", arguments.seeds[0], arguments.force_rollouts, overrides)
+            forces = [asdict(f) for f in taken]
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+    text = report(curves, forces)
+    print("\n" + text)
+    (arguments.out / "claims.md").write_text(f"{stated}\n\n```\n{text}\n```\n")
+    write_json(
+        arguments.out / "claims.json",
+        {"stated": stated, "curves": curves, "forces": forces, "verdicts": text},
+    )
+    draw_curves(
+        {f"{c['arm']} {c['seed']}": read_metrics(Path(c["folder"])) for c in curves},
+        arguments.out / "claims.png",
+    )
+
+
+if __name__ == "__main__":
+    main()
