@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SPAN = 8
-"""Rollouts of half weight of the smoothing, the project page's "EMA8": ``alpha = 1 - 2^(-1/8)``."""
+SPAN = 4
+"""Half-life of the smoothing in rollouts. (DiffusionART's project page: 8, on curves of 300 steps.)"""
 SHARE = 0.5
 """Of the rise that must be lost, and of the initial standard deviation that must be gained or lost."""
 

@@ -8,7 +8,7 @@ from jaggrl.algorithms.diffusion_art import DiffusionART
 from jaggrl.diffusion.kernels import FlowSDE
 from jaggrl.errors import UserError
 from scripts.claims.forces import _forces
-from scripts.claims.verdicts import first_reach, late_average, shape, smooth, sparkline
+from scripts.claims.verdicts import SPAN, first_reach, late_average, shape, smooth, sparkline
 from scripts.compare_algorithms import BEGIN, END, interval, markdown, put_into, summary
 from scripts.reproduce_claims import collapse_claims, report, speed
 from tests.algorithms.presets import ode
@@ -42,9 +42,9 @@ def test_shapes():
     assert "rose and collapsed" in str(shape(COLLAPSE, 0.4))
 
 
-def test_smoothing_has_a_half_life_of_eight_and_no_start_bias():
+def test_smoothing_has_its_half_life_and_no_start_bias():
     assert smooth([2.0] * 5) == pytest.approx([2.0] * 5)
-    step = smooth([0.0] * 400 + [1.0] * 8)
+    step = smooth([0.0] * 400 + [1.0] * SPAN)
     assert step[-1] == pytest.approx(0.5)
 
 
@@ -52,8 +52,8 @@ def test_levels_and_costs():
     assert late_average(UP) == pytest.approx(sum(UP[-20:]) / 20)
     assert first_reach(UP, list(range(60)), 0.0) == 0
     assert first_reach(UP, list(range(60)), 2.0) is None
-    noisy = [r + 0.05 * math.cos(i) for i, r in enumerate(UP)]
-    curves = [curve("art", noisy, cost=1.0), curve("nft", noisy, cost=3.0)]
+    rising = [1 - math.exp(-i / 15) for i in range(60)]
+    curves = [curve("art", rising, cost=1.0), curve("nft", rising, cost=3.0)]
     assert speed(curves, "art", "nft", "cost") == pytest.approx([3.0])
     assert speed(curves, "art", "flow_grpo_fast", "cost") == []
     assert speed([curve("art", FLAT), curve("nft", UP)], "art", "nft", "cost") == [None]
