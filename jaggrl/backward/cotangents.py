@@ -1,9 +1,19 @@
-"""Cotangents of the anchors: ``c_a = sum_j M[a, j] s_j``."""
+"""Cotangents: of each step, ``s_j = dL_j / dv_j``, and of the anchors, ``c_a = sum_j M[a, j] s_j``."""
 
 import torch
 from torch import Tensor
 
 from jaggrl.backward.interpolants import Table
+from jaggrl.window import StepLoss, Window
+
+
+def cotangent(window: Window, j: int, v: Tensor) -> tuple[Tensor, StepLoss]:
+    """``s_j = dL_j / dv_j`` by autograd on a detached fp32 proxy of v; the network is not touched."""
+    proxy = v.detach().float().requires_grad_()
+    with torch.enable_grad():
+        loss = window.loss(j, proxy)
+        (s,) = torch.autograd.grad(loss.value, proxy)
+    return s, loss
 
 
 class Cotangents:

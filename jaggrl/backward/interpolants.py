@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from jaggrl.errors import UserError
+
+SPREADS = ("even", "chebyshev", "gauss")
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,10 @@ class Table:
     anchors: tuple[int, ...]
     weights_AWB: Tensor
 
-    def used(self) -> list[int]:
-        """Steps whose cotangent counts: those with any weight."""
-        return [j for j in range(self.weights_AWB.shape[1]) if bool((self.weights_AWB[:, j] != 0).any())]
+    def between(self) -> list[int]:
+        """Steps that are no anchors but whose cotangent counts: those with any weight."""
+        used_W = (self.weights_AWB != 0).any(-1).any(0).tolist()
+        return [j for j, used in enumerate(used_W) if used and j not in self.anchors]
 
 
 class Interpolant(ABC):
@@ -42,9 +46,25 @@ class Interpolant(ABC):
     by_velocity: ClassVar[bool] = False
     """Whether ``weights`` looks at velocities."""
 
+    def asks(self, position: float) -> bool:
+        """Whether the rule first wants to ``learn`` how Jacobians are related in windows at this position."""
+        return False
+
+    def learn(self, position: float, kernel_WW: Tensor, energy_W: Tensor) -> None:
+        """Take in inner products of Jacobians under white noise, and squared norms of the cotangents."""
+        raise NotImplementedError(f"{type(self).__name__} does not learn")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What was learned, of fixed shapes, for the checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what ``state_dict`` gave."""
+        assert not state
+
     @abstractmethod
-    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
-        """Anchors and weights for a window."""
+    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
+        """Anchors and weights for a window at ``position``."""
 
     def weights(self, table: Table, j: int, v_j: Tensor, v_A: Sequence[Tensor]) -> Tensor:
         """Weights (A, B) of a step that is no anchor; ``v_A``: the anchors' velocities if ``by_velocity``."""
@@ -62,7 +82,7 @@ class Exact(Interpolant):
     anchor_count: int = 0
     by_time: ClassVar[bool] = False
 
-    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
         """Identity."""
         W, B = t_WB.shape
         return Table(tuple(range(W)), torch.eye(W).unsqueeze(-1).expand(W, W, B))
@@ -78,7 +98,7 @@ class Linear(Interpolant):
 
     anchor_count: int = 2
 
-    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
         """``alpha_j = (t_0 - t_j) / (t_0 - t_{W-1})`` per sample."""
         alpha_WB = alpha(t_WB)
         return Table((0, len(t_WB) - 1), torch.stack([1 - alpha_WB, alpha_WB]))
@@ -90,7 +110,7 @@ class Ends(Interpolant):
 
     anchor_count: int = 2
 
-    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
         """Indicators of step 0 and step W-1."""
         last = len(t_WB) - 1
         return Table((0, last), _indicators((0, last), t_WB))
@@ -114,10 +134,10 @@ class Lagrange(Interpolant):
     def __post_init__(self) -> None:
         if self.anchor_count < 2:
             raise UserError(f"backward.interpolant.anchor_count={self.anchor_count} must be at least 2")
-        if self.spread not in ("even", "chebyshev"):
-            raise UserError(f"backward.interpolant.spread={self.spread} is unknown; use even or chebyshev")
+        if self.spread not in SPREADS:
+            raise UserError(f"backward.interpolant.spread={self.spread} is unknown; use {', '.join(SPREADS)}")
 
-    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
         """``M[a, j] = prod_{b != a} (t_j - t_b) / (t_a - t_b)``."""
         anchors = _spread(t_WB, self.anchor_count, self.spread)
         return Table(anchors, lagrange(t_WB, anchors))
@@ -135,7 +155,7 @@ class Subset(Interpolant):
         if self.anchor_count < 1:
             raise UserError(f"backward.interpolant.anchor_count={self.anchor_count} must be at least 1")
 
-    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
         """``E[M] = identity`` when unbiased."""
         W = len(t_WB)
         chosen = torch.randperm(W, generator=generator)[: self.anchor_count].sort().values.tolist()
@@ -196,7 +216,7 @@ class Debiased(Interpolant):
         if not 0 < self.probability <= 1:
             raise UserError(f"backward.interpolant.probability={self.probability} is outside (0, 1]")
 
-    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
         """The linear table, corrected on the drawn step."""
         W = len(t_WB)
         draw = float(torch.rand((), generator=generator))
@@ -257,6 +277,8 @@ def _spread(t_WB: Tensor, count: int, spread: str) -> tuple[int, ...]:
     if spread == "chebyshev":
         k = torch.arange(count, dtype=torch.float64)
         unit = 0.5 - 0.5 * torch.cos((2 * k + 1) * torch.pi / (2 * count))
+    elif spread == "gauss":
+        unit = 0.5 + 0.5 * torch.from_numpy(np.polynomial.legendre.leggauss(count)[0])
     chosen: list[int] = []
     for target in t[0] + unit * (t[-1] - t[0]):
         order = (t - target).abs().argsort(stable=True).tolist()

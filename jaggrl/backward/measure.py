@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from jaggrl.infra.distributed import total
 
+SKETCH = 2**20
 T = TypeVar("T")
 Gradients = list[Tensor | None]
 
@@ -36,6 +37,10 @@ class Likeness:
 
 def alone(parameters: Sequence[Tensor], call: Callable[[], T]) -> tuple[T, Gradients]:
     """What ``call`` alone adds to the parameters' ``.grad``; what stood there before is put back."""
+    if not parameters:
+        raise RuntimeError(
+            "no parameters to compare gradients of: Backward.attach(network, stopwatch) comes first"
+        )
     before = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None
@@ -76,3 +81,31 @@ def likeness(estimate: Gradients, exact: Gradients) -> Likeness:
             sums[2] += e @ e
     ge, gg, ee = total(sums).tolist()
     return Likeness(ge, gg, ee)
+
+
+class Sketch:
+    """Count sketch: a linear map of all gradients to ``SKETCH`` numbers that keeps inner products to about
+    1e-3.
+
+    Sharded gradients are sketched shard by shard; inner products are summed over ranks. Small networks are
+    kept whole.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], size: int = SKETCH) -> None:
+        count = sum(g.numel() for g in shards(list(parameters)) if g is not None)
+        self.whole = count <= size
+        self.size = count if self.whole else size
+
+    def __call__(self, gradients: Gradients) -> Tensor:
+        """All gradients -> (size,) on the CPU; missing ones must be missing every time."""
+        flat = [g.detach().float().flatten() for g in shards(gradients) if g is not None]
+        if self.whole:
+            return torch.cat(flat).cpu()
+        out = torch.zeros(self.size)
+        for k, g in enumerate(flat):
+            draw = torch.Generator().manual_seed(k)
+            for piece in g.cpu().split(2**22):
+                place = torch.randint(self.size, (len(piece),), generator=draw)
+                sign = torch.randint(2, (len(piece),), generator=draw) * 2 - 1
+                out.index_add_(0, place, piece * sign)
+        return out

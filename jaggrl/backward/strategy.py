@@ -6,12 +6,6 @@ are summed in fp32 and rounded once to the network's dtype. Graph modes, equal i
     joint        one forward per anchor, one backward call over all of them (JAGG, Algorithm 1)
     batched      all anchors in one forward of A * B samples, one backward: one gather per module under FSDP2
     sequential   one graph alive at a time (JAGG, Algorithm 2)
-
-Velocities of the steps between the anchors come from a forward without grad, or are *served* by the rollout.
-While the parameters are the rollout's, the stored velocity is exact. After an update, ``served=corrected``
-moves it by what the anchors moved, ``v_j ~ v_j^old + sum_a M[a, j] (v_a - v_a^old)``: the interpolation of
-Jacobians that JAGG rests on, applied to the parameters' own change; ``always`` leaves it stale. Both spare
-forwards and are approximations.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,18 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jaggrl.backward.cotangents import Cotangents, per_sample
+from jaggrl.backward.cotangents import Cotangents, cotangent
 from jaggrl.backward.interpolants import Exact, Interpolant, Table
+from jaggrl.backward.kriging import jacobian_kernel
 from jaggrl.backward.measure import alone, deposit, likeness
-from jaggrl.backward.report import Report
+from jaggrl.backward.report import Passes, Report
 from jaggrl.backward.routing import BACKWARD_UNITS, Auto
+from jaggrl.backward.serving import SERVED, corrected_velocity, source, stored_velocity
 from jaggrl.backward.sharded import kept_gathered, units
+from jaggrl.diffusion.noise import generator
 from jaggrl.errors import UserError
+from jaggrl.infra.distributed import rank
 from jaggrl.infra.stopwatch import Stopwatch
 from jaggrl.window import Window
 
 GRAPHS = ("auto", "joint", "batched", "sequential")
-SERVED = ("off", "fresh", "corrected", "always")
 ROUTES = ("jagg_frac", "auto")
 
 
@@ -82,6 +79,7 @@ class Backward:
         if self.auto is not None:
             self.window = self.auto.window or window
         self.generator = torch.Generator().manual_seed(seed)
+        self._seed, self._learned = seed, 0
         self.stopwatch = Stopwatch(torch.device("cpu"))
         self._joint_call: Callable[[], AbstractContextManager[None]] = nullcontext
         self._sharded = False
@@ -121,18 +119,31 @@ class Backward:
 
     def __call__(self, window: Window) -> Report:
         """Add the window's gradient to the parameters' ``.grad``."""
-        measurable = self.can_interpolate(window.position, window.size)
-        if self.auto is not None and measurable and self.auto.wants(window.position):
+        possible = self.can_interpolate(window.position, window.size)
+        learned = self._learn(window) if possible and self.interpolant.asks(window.position) else None
+        if self.auto is not None and possible and self.auto.wants(window.position):
             return self._measured(window, self.auto)
         report = self.pull(window, self.routed(window.position, window.size))
+        if learned is not None:
+            report.passes.add(learned)
         if self.auto is not None:
             self.auto.account(window.position, report.passes.units(BACKWARD_UNITS))
         return report
 
+    def _learn(self, window: Window) -> Passes:
+        """Let the rule see how the window's Jacobians are related; one exact pull's worth of passes."""
+        if not self._parameters:
+            raise RuntimeError(
+                "a rule that learns looks at gradients: attach(network, stopwatch) comes first"
+            )
+        self._learned += 1
+        noise = generator(self._seed, self._learned, rank(), "kernel")
+        with self.stopwatch("probe"):
+            self.interpolant.learn(window.position, *jacobian_kernel(window, self._parameters, noise))
+        return _one_by_one(window.size)
+
     def _measured(self, window: Window, auto: Auto) -> Report:
         """Pull back both ways, compare, keep the routed one; its passes count the other's too."""
-        if not self._parameters:
-            raise RuntimeError("route=auto compares gradients: attach(network, stopwatch) comes first")
         with self.stopwatch("probe"):
             ways = [alone(self._parameters, partial(self.pull, window, way)) for way in (True, False)]
             auto.observe(window.position, likeness(ways[0][1], ways[1][1]))
@@ -150,7 +161,7 @@ class Backward:
         """Add the window's gradient, interpolated or exact; times that do not fall fall back to exact."""
         if not interpolated or (self.by_time and not _falling(window.t_WB)):
             return self._sequential(window, Exact().table(window.t_WB, self.generator))
-        table = self.interpolant.table(window.t_WB, self.generator)
+        table = self.interpolant.table(window.t_WB, self.generator, window.position)
         if self.graph == "sequential":
             return self._sequential(window, table)
         return self._together(window, table)
@@ -162,26 +173,22 @@ class Backward:
 
     def _together(self, window: Window, table: Table) -> Report:
         """Joint and batched: all anchors' graphs alive, one backward call."""
-        report = Report()
-        report.passes.windows = 1
-        cotangents = Cotangents(table)
+        report, cotangents = Report(), Cotangents(table)
         with self.stopwatch("update_fwd"):
             outputs = self._forward(window, table.anchors, report)
             report.passes.grad_forwards += len(outputs)
             for a, v in zip(table.anchors, outputs, strict=True):
                 cotangents.add(a, self._cotangent(window, a, v, report), table.weights_AWB[:, a])
             self._middle(window, table, [v.detach() for v in outputs], cotangents, report)
-        with self.stopwatch("update_bwd"), nullcontext() if self.batched else self._joint_call():
+        together = nullcontext() if self.batched else self._joint_call()
+        with self.stopwatch("update_bwd"), together:
             torch.autograd.backward(outputs, [cotangents.take(i, v) for i, v in enumerate(outputs)])
-        report.passes.backwards += len(outputs)
-        report.passes.backward_calls += 1
+        report.passes.add(Passes(windows=1, backwards=len(outputs), backward_calls=1))
         return report
 
     def _sequential(self, window: Window, table: Table) -> Report:
         """Middle steps first, then one anchor at a time: forward, complete its cotangent, pull back, free."""
-        report = Report()
-        report.passes.windows = 1
-        cotangents = Cotangents(table)
+        report, cotangents = Report(passes=Passes(windows=1)), Cotangents(table)
         with self.stopwatch("update_fwd"):
             self._middle(window, table, self._anchors_ahead(window, table, report), cotangents, report)
         for i, a in enumerate(table.anchors):
@@ -190,11 +197,7 @@ class Backward:
                 cotangents.add(a, self._cotangent(window, a, v, report), table.weights_AWB[:, a])
             with self.stopwatch("update_bwd"):
                 torch.autograd.backward(v, cotangents.take(i, v))
-        count = len(table.anchors)
-        report.passes.grad_forwards += count
-        report.passes.forward_calls += count
-        report.passes.backwards += count
-        report.passes.backward_calls += count
+        report.passes.add(_one_by_one(len(table.anchors)))
         return report
 
     def _forward(self, window: Window, js: Sequence[int], report: Report) -> list[Tensor]:
@@ -205,71 +208,56 @@ class Backward:
 
     def _anchors_ahead(self, window: Window, table: Table, report: Report) -> list[Tensor]:
         """The anchors' velocities before their graphs, for the sequential mode, if a middle step asks."""
-        between = [j for j in table.used() if j not in table.anchors]
-        asks = self.interpolant.by_velocity or (self._serves(window) and self._corrects(window))
-        if not between or not asks:
+        where = source(self.served, window)
+        if not table.between() or not (self.interpolant.by_velocity or where == "corrected"):
             return []
-        if window.stored is not None and self._serves(window) and not self._corrects(window):
-            return [window.stored(a) for a in table.anchors]
+        if where == "stored":
+            return [stored_velocity(window, a) for a in table.anchors]
         with torch.no_grad():
             ahead = self._forward(window, table.anchors, report)
         report.passes.nograd_forwards += len(ahead)
         return ahead
 
-    def _serves(self, window: Window) -> bool:
-        return window.stored is not None and (
-            self.served in ("corrected", "always") or (self.served == "fresh" and window.fresh)
-        )
-
-    def _corrects(self, window: Window) -> bool:
-        return self.served == "corrected" and not window.fresh
-
     def _middle(
         self, window: Window, table: Table, v_A: Sequence[Tensor], cotangents: Cotangents, report: Report
     ) -> None:
         """Steps that are not anchors but count, in one forward never more than there are anchors."""
-        between = [j for j in table.used() if j not in table.anchors]
+        between, where = table.between(), source(self.served, window)
         size = len(table.anchors) if self.batched else 1
         for start in range(0, len(between), size):
             js = between[start : start + size]
-            if self._serves(window):
-                vs = [self._served(window, table, j, v_A) for j in js]
-                report.passes.served += len(js)
-            else:
+            if where == "forward":
                 with torch.no_grad():
                     vs = self._forward(window, js, report)
                 report.passes.nograd_forwards += len(js)
+            else:
+                vs = [
+                    corrected_velocity(window, table, j, v_A)
+                    if where == "corrected"
+                    else stored_velocity(window, j)
+                    for j in js
+                ]
+                report.passes.served += len(js)
             for j, v in zip(js, vs, strict=True):
                 weights_AB = self.interpolant.weights(table, j, v, v_A)
                 cotangents.add(j, self._cotangent(window, j, v, report), weights_AB)
 
-    def _served(self, window: Window, table: Table, j: int, v_A: Sequence[Tensor]) -> Tensor:
-        """The rollout's velocity, moved after an update by the interpolated change of the anchors'."""
-        assert window.stored is not None
-        v = window.stored(j)
-        if not self._corrects(window):
-            return v
-        v = v.float()
-        for i, a in enumerate(table.anchors):
-            moved = v_A[i].float() - window.stored(a).float()
-            v = v + per_sample(table.weights_AWB[i, j], moved) * moved
-        return v
-
     @staticmethod
     def _cotangent(window: Window, j: int, v: Tensor, report: Report) -> Tensor:
-        """``s_j = dL_j / dv_j`` by autograd on the proxy; the network is not touched."""
-        proxy = v.detach().float().requires_grad_()
-        with torch.enable_grad():
-            loss = window.loss(j, proxy)
-            (s,) = torch.autograd.grad(loss.value, proxy)
-        report.loss = report.loss.to(loss.value.device) + loss.value.detach()
+        """``s_j``, and its loss and statistics into the report."""
+        s, loss = cotangent(window, j, v)
+        report.loss = report.loss.to(s.device) + loss.value.detach()
         for name, value in loss.stats.items():
             report.stats[name].append(value.detach())
         return s
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator and what ``route=auto`` measured, for the checkpoint."""
-        state: dict[str, Any] = {"generator": self.generator.get_state()}
+        """The generators and what was learned or measured, for the checkpoint."""
+        state: dict[str, Any] = {
+            "generator": self.generator.get_state(),
+            "learned": self._learned,
+            "interpolant": self.interpolant.state_dict(),
+        }
         return state if self.auto is None else state | {"auto": self.auto.state_dict()}
 
     def metrics(self) -> dict[str, float]:
@@ -279,9 +267,16 @@ class Backward:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the random rules and the routing where they were."""
         self.generator.set_state(state["generator"].cpu().to(torch.uint8))
+        self._learned = int(state["learned"])
+        self.interpolant.load_state_dict(state["interpolant"])
         if self.auto is not None:
             self.auto.load_state_dict(state["auto"])
             self.window = self.auto.window or self.window
+
+
+def _one_by_one(count: int) -> Passes:
+    """Passes of ``count`` steps, each with its own forward and backward call."""
+    return Passes(grad_forwards=count, backwards=count, forward_calls=count, backward_calls=count)
 
 
 def _falling(t_WB: Tensor) -> bool:

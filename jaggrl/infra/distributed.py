@@ -1,7 +1,8 @@
 """Ranks, collectives and sharding: plain ``python -m``, ``torchrun`` on CPU (gloo) and on GPU (nccl) alike."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -40,6 +41,10 @@ def start(device: str = "auto", timeout_s: float = 1800) -> Ranks:
     if use_cuda and not torch.cuda.is_available():
         raise UserError("distributed.device=cuda but torch sees no GPU; use distributed.device=cpu or auto")
     here = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    if use_cuda and local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"rank {rank} has no GPU: {torch.cuda.device_count()} are here; lower --nproc_per_node to that"
+        )
     if use_cuda:
         torch.cuda.set_device(here)
     elif world > 1:
@@ -53,6 +58,23 @@ def stop() -> None:
     """Leave the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@contextmanager
+def joined(device: str = "auto", timeout_s: float = 1800) -> Iterator[Ranks]:
+    """``start`` and ``stop`` around a task; a UserError inside learns whose it is."""
+    try:
+        yield start(device, timeout_s)
+    except UserError as error:
+        error.rank = int(os.environ.get("RANK", "0"))
+        raise
+    finally:
+        stop()
+
+
+def rank() -> int:
+    """This process's rank, 0 when it is alone."""
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def gather(x_B: Tensor) -> Tensor:

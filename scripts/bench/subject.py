@@ -64,7 +64,7 @@ class Subject:
 
     def __init__(self, network: FluxTransformer2DModel, size: Size, device: torch.device, bf16: bool) -> None:
         self.network, self.size, self.device, self.bf16 = network, size, device, bf16
-        schedule = DanceSchedule(21, 3.0)(None)
+        schedule = DanceSchedule(21, 3.0)(lambda steps: torch.linspace(1, 0, steps + 1))
         draw = torch.Generator().manual_seed(0)
         shape = (size.window + 1, size.batch, size.image_tokens, CHANNELS)
         self.states = torch.randn(shape, generator=draw).to(device)

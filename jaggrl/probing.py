@@ -1,0 +1,238 @@
+"""Measuring backward strategies on the real gradients of a training set-up, at fixed parameters.
+
+Per rollout every strategy pulls back the same windows of the same samples. Compared with the exact gradient:
+by window position (the paper's Table 5) and for the whole update. Compared with the exact gradients of all
+*other* rollouts: how much of a strategy's mini-batch gradient is signal at all, since the policy gradient's
+own noise can hide the difference between strategies.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from jaggrl.backward.interpolants import Exact
+from jaggrl.backward.measure import Gradients, Likeness, Sketch, alone, likeness
+from jaggrl.backward.report import Passes
+from jaggrl.backward.strategy import Backward
+from jaggrl.errors import UserError
+from jaggrl.infra.distributed import total
+from jaggrl.infra.stopwatch import Stopwatch
+from jaggrl.trainer import Trainer
+from jaggrl.trajectory import Batch
+from jaggrl.window import Window
+
+log = logging.getLogger(__name__)
+
+Micro = list[Window]
+
+
+@dataclass
+class Measured:
+    """What was seen of one strategy, one entry per rollout in every list."""
+
+    window: int | list[int]
+    positions: dict[float, list[Likeness]] = field(default_factory=dict)
+    """By window position, windows at position 1.0 (the remainder, always exact) left out."""
+    groups: list[tuple[int, float]] = field(default_factory=list)
+    """(W, position) of every window of an update."""
+    stored: bool = True
+    """Whether the windows' velocities can be served by the rollout."""
+    whole: list[Likeness] = field(default_factory=list)
+    sketches: list[Tensor] = field(default_factory=list)
+    passes: Passes = field(default_factory=Passes)
+    """Of all rollouts and micro-batches."""
+    seconds: list[float] = field(default_factory=list)
+    forward_seconds: list[float] = field(default_factory=list)
+
+
+class Probe:
+    """Runs rollouts of a trainer without updating it, and pulls their windows back by every strategy."""
+
+    def __init__(self, trainer: Trainer, strategies: Mapping[str, Backward], after_updates: int = 0) -> None:
+        """
+        Args:
+            trainer: a built trainer; its parameters, optimizer and shadows are left as they are.
+            strategies: by name; exact is measured in any case.
+            after_updates: exact updates on the rollout's first parts before the next part is measured, to see
+                what stale velocities do; undone afterwards.
+        """
+        if not 0 <= after_updates < trainer.loop.updates_per_rollout:
+            raise UserError(
+                f"after_updates={after_updates} leaves no part of the rollout to measure; "
+                f"raise updates_per_rollout={trainer.loop.updates_per_rollout} above it"
+            )
+        self.trainer = trainer
+        self.after_updates = after_updates
+        self.exact = Backward(Exact())
+        self.strategies = {"exact": self.exact} | {n: b for n, b in strategies.items() if n != "exact"}
+        for name, backward in self.strategies.items():
+            if backward.auto is not None:
+                raise UserError(f"strategies.{name}.route=auto cannot be probed; use route=jagg_frac")
+            backward.attach(trainer.policy.model.network, Stopwatch(trainer.ranks.device))
+        self.measured = {name: Measured(b.window) for name, b in self.strategies.items()}
+        self.sketch = Sketch(trainer.policy.parameters)
+        self.micro_batches = 0
+
+    @property
+    def rollouts(self) -> int:
+        """How many were measured."""
+        return len(self.measured["exact"].whole)
+
+    def run(self, rollouts: int, tick: Callable[[int], None] = lambda done: None) -> None:
+        """Sample, score, credit and measure ``rollouts`` times."""
+        trainer = self.trainer
+        for done in range(rollouts):
+            batch = trainer.algorithm.credit(trainer.score(trainer.sample()))
+            parts = batch.split(trainer.loop.updates_per_rollout)
+            saved = [p.detach().clone() for p in trainer.policy.parameters] if self.after_updates else []
+            try:
+                for part in parts[: self.after_updates]:
+                    self._update(part)
+                self._measure(parts[self.after_updates])
+            finally:
+                with torch.no_grad():
+                    for p, old in zip(trainer.policy.parameters, saved, strict=self.after_updates > 0):
+                        p.copy_(old)
+                trainer.policy.version -= self.after_updates
+            trainer.steps_done += 1
+            tick(done + 1)
+
+    def _update(self, part: Batch) -> None:
+        """One exact step as AdamW's first: the sign of the gradient times the learning rate."""
+        trainer = self.trainer
+        groups = trainer.algorithm.groups(part.trajectory, trainer.steps_done, 1, trainer.loop.seed)
+        for micro in part.micro_batches(trainer.loop.micro_batch):
+            for window in trainer.algorithm.windows(micro, trainer.policy, groups):
+                self.exact(window)
+        with torch.no_grad():
+            for group in trainer.optimizer.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p -= group["lr"] * p.grad.sign()
+        trainer.optimizer.zero_grad(set_to_none=True)
+        trainer.policy.version += 1
+
+    def _measure(self, part: Batch) -> None:
+        """All strategies on one part, those of one window length together."""
+        by_window: dict[str, list[str]] = {}
+        for name, backward in self.strategies.items():
+            if name != "exact":
+                by_window.setdefault(str(backward.window), []).append(name)
+        whole_exact: Gradients | None = None
+        for names in by_window.values():
+            micros = self._windows(part, self.strategies[names[0]].window)
+            sums = self._compare(micros, names, first=whole_exact is None)
+            whole_exact = sums["exact"] if whole_exact is None else whole_exact
+            for name in names:
+                self._whole(name, sums[name], whole_exact)
+        assert whole_exact is not None
+        self._whole("exact", whole_exact, whole_exact)
+        self.micro_batches += len(micros)
+
+    def _windows(self, part: Batch, window: int | list[int]) -> list[Micro]:
+        """The windows of every micro-batch, in the trainer's order."""
+        trainer = self.trainer
+        groups = trainer.algorithm.groups(part.trajectory, trainer.steps_done, window, trainer.loop.seed)
+        return [
+            list(trainer.algorithm.windows(micro, trainer.policy, groups))
+            for micro in part.micro_batches(trainer.loop.micro_batch)
+        ]
+
+    def _compare(self, micros: Sequence[Micro], names: Sequence[str], first: bool) -> dict[str, Gradients]:
+        """Window by window, the gradient over all micro-batches by exact and by each strategy. Returns sums."""
+        sums: dict[str, Gradients] = {}
+        for k in range(len(micros[0])):
+            windows = [micro[k] for micro in micros]
+            exact = self._pull("exact", windows, timed=first)
+            _accumulate(sums, "exact", exact)
+            for name in names:
+                gradients = self._pull(name, windows, timed=True)
+                _accumulate(sums, name, gradients)
+                if windows[0].position < 1:
+                    told = self.measured[name]
+                    told.positions.setdefault(windows[0].position, []).append(likeness(gradients, exact))
+        for name in (*names, *(["exact"] if first else [])):
+            self.measured[name].groups = [(w.size, w.position) for w in micros[0]]
+            self.measured[name].stored = micros[0][0].stored is not None
+            stages = self.strategies[name].stopwatch.collect()
+            self.measured[name].forward_seconds.append(stages.get("update_fwd", 0.0))
+            self.measured[name].seconds.append(stages.get("update_fwd", 0.0) + stages.get("update_bwd", 0.0))
+        self.exact.stopwatch.collect()
+        return sums
+
+    def _pull(self, name: str, windows: Iterable[Window], timed: bool) -> Gradients:
+        """One strategy's gradient of the same window of all micro-batches."""
+        backward, passes = self.strategies[name], Passes()
+
+        def call() -> None:
+            for window in windows:
+                passes.add(backward(window).passes)
+
+        _, gradients = alone(self.trainer.policy.parameters, call)
+        if timed:
+            self.measured[name].passes.add(passes)
+        return gradients
+
+    def _whole(self, name: str, gradients: Gradients, exact: Gradients) -> None:
+        self.measured[name].whole.append(likeness(gradients, exact))
+        self.measured[name].sketches.append(self.sketch(gradients))
+
+    def signals(self) -> dict[str, "Signal"]:
+        """Each strategy's mini-batch gradient against the exact gradients of the other rollouts."""
+        device = self.trainer.ranks.device
+        exact = torch.stack(self.measured["exact"].sketches).to(device)
+        return {
+            name: signal(torch.stack(told.sketches).to(device), exact) for name, told in self.measured.items()
+        }
+
+
+@dataclass(frozen=True)
+class Signal:
+    """How much of a mini-batch gradient is signal; nan where the noise of all rollouts together hides it."""
+
+    cosine: float
+    """To the true (many-rollout) exact gradient."""
+    snr: float
+    """``cosine^2 / (1 - cosine^2)``: rollouts needed for a given quality go with its inverse."""
+    jackknife: tuple[float, ...] = ()
+    """``snr`` with each rollout left out in turn."""
+
+
+def signal(estimates_RM: Tensor, exact_RM: Tensor) -> Signal:
+    """Unbiased over pairs of different rollouts: ``<g^r, e^q>`` estimates ``<E g, e*>``, ``<e^r, e^q>`` ``|e*|^2``."""
+    if len(exact_RM) < 3:
+        return Signal(math.nan, math.nan)
+    cross = total(estimates_RM.double() @ exact_RM.double().T)
+    own = total(exact_RM.double() @ exact_RM.double().T)
+    norms = total(estimates_RM.double().square().sum(1))
+    everything = torch.arange(len(norms))
+    jackknife = [_snr(cross, own, norms, everything[everything != r]) for r in everything]
+    cosine, snr = _snr(cross, own, norms, everything)
+    return Signal(cosine, snr, tuple(s for _, s in jackknife))
+
+
+def _snr(cross: Tensor, own: Tensor, norms: Tensor, keep: Tensor) -> tuple[float, float]:
+    pairs = len(keep) * (len(keep) - 1)
+    cross, own = cross[keep][:, keep], own[keep][:, keep]
+    along = float((cross.sum() - cross.trace()) / pairs)
+    true = float((own.sum() - own.trace()) / pairs)
+    if true <= 0 or along <= 0:
+        return math.nan, math.nan
+    cosine = along / math.sqrt(true * float(norms[keep].mean()))
+    return cosine, cosine**2 / (1 - cosine**2) if cosine < 1 else math.nan
+
+
+def _accumulate(sums: dict[str, Gradients], name: str, gradients: Gradients) -> None:
+    """Add to the strategy's whole update."""
+    old = sums.get(name)
+    if old is None:
+        sums[name] = [None if g is None else g.clone() for g in gradients]
+        return
+    for k, g in enumerate(gradients):
+        if g is not None:
+            mine = old[k]
+            old[k] = g.clone() if mine is None else mine + g
