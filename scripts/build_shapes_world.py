@@ -31,8 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
-    parser.add_argument("--flux-steps", type=int, default=6000, help="most training steps of the flux stage")
-    parser.add_argument("--flux-minutes", type=float, default=58.0, help="most minutes of its training")
+    parser.add_argument("--flux-steps", type=int, default=2600, help="most training steps of the flux stage")
+    parser.add_argument("--flux-minutes", type=float, default=55.0, help="most minutes of its training")
     args = parser.parse_args(arguments)
     # Threads are fixed before torch is imported: OpenMP reads this once.
     os.environ["OMP_NUM_THREADS"] = str(args.threads)

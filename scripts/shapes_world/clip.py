@@ -145,7 +145,6 @@ def quality(features: Features, data: TokenQuads) -> dict[str, object]:
         best = (image[part, 0] @ text[part].T).argmax(dim=1)
         hits.append(same[torch.arange(len(part)), best].float())
     means = [round(float(value), 4) for value in cosine.mean(dim=0)]
-    means = [round(float(value), 4) for value in cosine.mean(dim=0)]
     return {
         "heldout_pair_accuracy": accuracy(cosine),
         "heldout_mean_cosine": dict(zip(KINDS, means, strict=True)),
