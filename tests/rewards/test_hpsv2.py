@@ -28,8 +28,8 @@ def reward(hpsv2_files):
 
 
 @pytest.fixture(scope="module")
-def reference(hpsv2_files):
-    """The ``hpsv2`` package's own ``score`` on the tiny model, or a skip where it is not installed."""
+def package():
+    """The ``hpsv2`` package's scorer module and its copy of open_clip, or a skip where it is not installed."""
     if importlib.util.find_spec("hpsv2") is None:
         pytest.skip("the reference is not installed: pip install --no-deps hpsv2==1.2.0")
     with pytest.MonkeyPatch.context() as patch:
@@ -43,8 +43,13 @@ def reference(hpsv2_files):
             if attribute:
                 setattr(stub, attribute, None)
             patch.setitem(sys.modules, name, stub)
-        scorer = importlib.import_module("hpsv2.img_score")
-        theirs = importlib.import_module("hpsv2.src.open_clip")
+        return importlib.import_module("hpsv2.img_score"), importlib.import_module("hpsv2.src.open_clip")
+
+
+@pytest.fixture(scope="module")
+def reference(package, hpsv2_files):
+    """The package's own ``score`` on the tiny model."""
+    scorer, theirs = package
     constants = importlib.import_module("hpsv2.src.open_clip.constants")
     scorer.model_dict["model"] = theirs.CLIP(**OPEN_CLIP, output_dict=True)
     scorer.model_dict["preprocess_val"] = theirs.image_transform(
@@ -55,6 +60,17 @@ def reference(hpsv2_files):
         resize_longest_max=True,
     )
     return lambda image, text: float(scorer.score(image, text, cp=str(hpsv2_files / "checkpoint.pt"))[0])
+
+
+def test_the_published_checkpoint_fits_tensor_by_tensor(package):
+    """ViT-H-14 has the same tensors here as in the package that wrote HPS_v2.1_compressed.pt."""
+    shapes = []
+    for library in (open_clip, package[1]):
+        with torch.device("meta"):
+            model = library.CLIP(**library.get_model_config("ViT-H-14"))
+        shapes.append({name: tensor.shape for name, tensor in model.state_dict().items()})
+    assert shapes[0] == shapes[1]
+    assert sum(shape.numel() for shape in shapes[0].values()) == 986_109_441
 
 
 @pytest.mark.filterwarnings("ignore")
