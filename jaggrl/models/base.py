@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from jaggrl.errors import UserError
 from jaggrl.trajectory import Condition
+
+CACHE_BYTES = 1 << 30  # of encoded prompts on the device; one of FLUX.1-dev's takes 8 MB
 
 
 class Model(ABC):
@@ -66,14 +69,19 @@ class Model(ABC):
         return [m for m in parts if isinstance(m, nn.Module) and m is not self.network]
 
     def encode(self, texts: Sequence[str]) -> Condition:
-        """``encode_texts`` with a cache: the encoders are frozen, so that a text is encoded once per run."""
+        """``encode_texts`` with a cache, of one text at a time: a text's condition depends on nothing else."""
         cache: dict[str, Condition] = self.__dict__.setdefault("_cache", {})
-        missing = [t for t in dict.fromkeys(texts) if t not in cache]
-        if missing:
-            with torch.no_grad():
-                encoded = self.encode_texts(missing)
-            cache.update({t: encoded.rows(slice(i, i + 1)) for i, t in enumerate(missing)})
-        return Condition.cat([cache[t] for t in texts])
+        asked = {t: cache[t] if t in cache else self._encode_alone(t) for t in dict.fromkeys(texts)}
+        cache.update(asked)
+        held = sum(x.nbytes for condition in cache.values() for x in condition.tensors.values())
+        while held > CACHE_BYTES:
+            oldest = cache.pop(next(iter(cache)))
+            held -= sum(x.nbytes for x in oldest.tensors.values())
+        return Condition.cat([asked[t] for t in texts])
+
+    @torch.no_grad()
+    def _encode_alone(self, text: str) -> Condition:
+        return self.encode_texts([text])
 
     def export(
         self, folder: Path, state: dict[str, Tensor], lora_metadata: dict[str, Any] | None
@@ -87,9 +95,10 @@ class Model(ABC):
         """
         pipe = type(self.pipeline)
         if lora_metadata is None:
-            self.network.save_pretrained(folder / "transformer", state_dict=state)  # type: ignore[operator]
+            bare = unsharded(self.network, state)
+            bare.save_pretrained(folder / "transformer")
             return [
-                f"transformer = {type(self.network).__name__}.from_pretrained('{folder / 'transformer'}')",
+                f"transformer = {type(bare).__name__}.from_pretrained('{folder / 'transformer'}')",
                 f"pipe = {pipe.__name__}.from_pretrained('{self.location}', transformer=transformer)",
             ]
         pipe.save_lora_weights(
@@ -103,12 +112,31 @@ class Model(ABC):
     def load_export(self, folder: Path) -> None:
         """Load what ``export`` wrote: a ``transformer`` folder or LoRA weights. A folder with neither is refused."""
         network: Any = self.network
-        if (folder / "transformer").is_dir():
-            trained = type(network).from_pretrained(folder / "transformer")
-            network.load_state_dict(trained.state_dict())
-        elif (folder / "pytorch_lora_weights.safetensors").is_file():
-            self.pipeline.load_lora_weights(folder)
-        else:
+        try:
+            if (folder / "transformer").is_dir():
+                trained = type(network).from_pretrained(folder / "transformer")
+                network.load_state_dict(trained.state_dict())
+            elif (folder / "pytorch_lora_weights.safetensors").is_file():
+                self.pipeline.load_lora_weights(folder)
+                if not getattr(network, "peft_config", None):  # diffusers only warns
+                    raise ValueError("no key of the LoRA belongs to the network")
+            else:
+                raise ValueError("neither transformer/ nor pytorch_lora_weights.safetensors is in it")
+        except Exception as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"weights={folder} holds neither transformer/ nor pytorch_lora_weights.safetensors"
-            )
+                f"weights={folder} cannot be loaded into model.path={self.location}: {first}; "
+                "give an export and the model that it was trained from"
+            ) from error
+
+
+def unsharded(network: Any, state: dict[str, Tensor]) -> Any:
+    """A diffusers network of the same config around ``state``, which it shares.
+
+    Under FSDP2 the network's own tensors are shards and its class is another one, which diffusers would write down.
+    """
+    plain = next(c for c in type(network).__mro__ if not issubclass(c, FSDPModule))
+    with torch.device("meta"):
+        bare = plain.from_config(network.config)
+    bare.load_state_dict(state, assign=True)
+    return bare

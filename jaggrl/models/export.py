@@ -19,7 +19,12 @@ TRAINABLE = StateDictOptions(ignore_frozen_params=True)
 
 def training_state(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Trainable weights and optimizer state, sharded as they are (only LoRA's tensors under LoRA)."""
+    fresh = not optimizer.state
     model, optim = get_state_dict(policy.model.network, optimizer, options=TRAINABLE)
+    if fresh:  # torch has just made the optimizer's state by a step of zero gradients, which must not count
+        for held in optimizer.state.values():
+            if "step" in held:
+                held["step"] *= 0
     return {"model": model, "optimizer": optim}
 
 

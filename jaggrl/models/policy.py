@@ -19,8 +19,18 @@ class Lora:
     """LoRA of the trainable network; ``targets`` null takes the model's own."""
 
     rank: int = 64
-    alpha: int = 128
+    alpha: float = 128
     targets: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise UserError(f"lora.rank={self.rank} must be a whole number of at least 1")
+        if not isinstance(self.alpha, int | float) or not self.alpha > 0:
+            raise UserError(f"lora.alpha={self.alpha} must be > 0; twice the rank is usual")
+        if isinstance(self.targets, str):
+            raise UserError(
+                f"lora.targets={self.targets} must be a list of names, or null for the model's own"
+            )
 
 
 def make_trainable(model: Model, lora: Lora | None, checkpointing: bool) -> None:
@@ -65,11 +75,8 @@ class Policy:
         self.version = 0
         self.precision = precision
         self.shadows = Shadows(model.network)
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The trainable parameters."""
-        return [p for p in self.model.network.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in model.network.parameters() if p.requires_grad]
+        """The trainable parameters; listed now, because after a forward FSDP2 shows the root's gathered ones."""
 
     def velocity(self, z: Tensor, t: Tensor, condition: Condition) -> Tensor:
         """Raw network output; one autocast context per forward (a shared one may lose gradients)."""
