@@ -125,7 +125,8 @@ class SequentialLauncher(Launcher):
             )
             previous = {n: signal.signal(n, lambda n, _: self._pass_on(n, process)) for n in WATCHED}
             try:
-                for line in iter(process.stdout.readline, b""):
+                assert process.stdout is not None
+                for line in process.stdout:
                     file.write(line)
                     sys.stdout.buffer.write(line)
                     sys.stdout.flush()

@@ -146,7 +146,9 @@ def _diagnose(name: str, overrides: Sequence[str], error: Exception) -> UserErro
 def _check_kinds(name: str, overrides: Sequence[str]) -> None:
     """Refuse a word where the config has a number or a switch."""
     parsed = [_parse(text) for text in overrides]
-    words = [o for o in parsed if _is_plain_key(o) and isinstance(o.value(), str) and "${" not in o.value()]
+    words = [
+        o for o in parsed if _is_plain_key(o) and isinstance(o.value(), str) and "${" not in str(o.value())
+    ]
     base = _compose_groups(name, parsed) if words else None
     if base is None:
         return

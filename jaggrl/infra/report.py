@@ -84,9 +84,9 @@ def compare(
         old_N, new_N = np.asarray(before[name], np.float64), np.asarray(after[name], np.float64)
         scored_N = np.isfinite(old_N) & np.isfinite(new_N)
         old_N, new_N = old_N[scored_N], new_N[scored_N]
-        ends = paired_bootstrap(old_N, new_N, seed)
-        means = (float(x.mean()) if len(x) else math.nan for x in (old_N, new_N))
-        gains.append(Gain(name, name in trained, *means, *ends, len(old_N)))
+        gain, low, high = paired_bootstrap(old_N, new_N, seed)
+        was, now = (float(x.mean()) if len(x) else math.nan for x in (old_N, new_N))
+        gains.append(Gain(name, name in trained, was, now, gain, low, high, len(old_N)))
     return gains
 
 

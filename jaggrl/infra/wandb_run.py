@@ -68,10 +68,14 @@ class WandbRun:
         """Send pictures under ``samples/...`` with their captions."""
         if self._run is None:
             return
-        import wandb
 
-        pictures = [wandb.Image(str(f), caption=c) for f, c in zip(files, captions, strict=True)]
-        self._guard("images", lambda: self._run.log({"step": step, key: pictures}), 30)
+        def send() -> None:
+            import wandb
+
+            pictures = [wandb.Image(str(f), caption=c) for f, c in zip(files, captions, strict=True)]
+            self._run.log({"step": step, key: pictures})
+
+        self._guard("images", send, 30)
 
     def finish(self, exit_code: int = 0) -> None:
         """End the run; what the server does not take within a minute stays in the run folder."""
@@ -125,7 +129,7 @@ def _init(
     if not note.exists():
         write_atomic(note, uuid.uuid4().hex[:10] + "\n")
     run = wandb.init(
-        mode=mode,
+        mode=mode,  # type: ignore[arg-type]
         project=project,
         entity=entity,
         name=name,
