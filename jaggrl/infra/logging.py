@@ -132,7 +132,8 @@ class Progress:
             disable=None,  # off where stdout is no terminal
             leave=False,
             dynamic_ncols=True,
-            bar_format="{n_fmt}/{total_fmt} |{bar}|{postfix}",
+            mininterval=0,  # a step takes seconds: draw each one
+            bar_format="{n_fmt}/{total_fmt} |{bar:20}| {desc}",
         )
 
     def step(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
@@ -140,7 +141,7 @@ class Progress:
         self._seconds.append(seconds)
         told = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         line = f"{told}  {seconds:.1f} s/step  {self._left(step)} left"
-        self._bar.set_postfix_str(line, refresh=False)
+        self._bar.set_description_str(line, refresh=False)
         self._bar.update(step - self._bar.n)
         log.info("step %d/%d  %s", step, self.total, line, extra={"progress": True})
 
