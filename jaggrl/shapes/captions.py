@@ -39,6 +39,7 @@ def specs(category: str) -> Iterator[Spec]:
     """Every spec of a category, both orders of a pair included. Raises ValueError on an unknown category."""
     if category not in CATEGORIES:
         raise ValueError(f"unknown category {category!r}; use one of {', '.join(CATEGORIES)}")
+    bodies: list[tuple[Thing, ...]]
     for background in BACKGROUNDS:
         if category == "single_object":
             bodies = [(Thing(shape),) for shape in SHAPES]

@@ -100,13 +100,7 @@ def contrastive(image: torch.Tensor, text: torch.Tensor, texts: list[str], scale
 
 
 def fit(
-    name: str,
-    model: nn.Module,
-    features: Features,
-    data: TokenQuads,
-    choose: Choose,
-    loss_of: Loss,
-    steps: int,
+    name: str, model: nn.Module, features: Features, data: TokenQuads, choose: Choose, loss_of: Loss
 ) -> float:
     """Train a scorer by AdamW on captions with some of their four pictures; returns the minutes."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.05)

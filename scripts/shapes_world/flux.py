@@ -192,7 +192,8 @@ def backward(
 
 def optimizers(parts: Parts, workers: int) -> list[torch.optim.Optimizer]:
     """Muon for the transformer's inner matrices, dealt out to the workers, and AdamW for all else."""
-    matrices, others = [], []
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for module in parts.modules():
         for name, value in module.named_parameters():
             inner = value.ndim == 2 and "transformer_blocks" in name
@@ -240,7 +241,7 @@ def train_flux(build: Build) -> None:
     optims = optimizers(parts, workers)
     pool = ThreadPoolExecutor(workers)
     trained = [p for module in parts.modules() for p in module.parameters()]
-    averaged = [p for module in average.modules() for p in module.parameters()]
+    averaged: list[torch.Tensor] = [p for module in average.modules() for p in module.parameters()]
     progress, smooth, published = Progress("flux"), 1.0, 0.0
     step, done = 0, 0.0
     while done < 1.0:
@@ -252,7 +253,9 @@ def train_flux(build: Build) -> None:
                 group["lr"] = rate(step, done)
         list(pool.map(apply, optims))
         with torch.no_grad():
-            torch._foreach_lerp_(averaged, trained, 1.0 - min(EMA, (1 + step) / (10 + step)))
+            torch._foreach_lerp_(
+                averaged, list[torch.Tensor](trained), 1.0 - min(EMA, (1 + step) / (10 + step))
+            )
         smooth += (loss - smooth) / min(step + 1, 200)
         step += 1
         # A slow machine does fewer steps, but still ends its schedule within the time.

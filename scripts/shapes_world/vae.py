@@ -89,7 +89,7 @@ def vae_loss(model: AutoencoderKL, images: torch.Tensor, phase: Phase) -> tuple[
         made = model.decode(posterior.sample()).sample
     made = made.float()
     absolute, square = (made - images).abs().mean(), (made - images).square().mean()
-    edge = sum((a - b).abs().mean() for a, b in zip(edges(made), edges(images), strict=True))
+    edge = torch.stack([(a - b).abs().mean() for a, b in zip(edges(made), edges(images), strict=True)]).sum()
     kl = (
         0.5
         * (posterior.mean.float().square() + posterior.var.float() - 1.0 - posterior.logvar.float()).mean()
