@@ -19,8 +19,9 @@ from jaggrl.algorithms.base import Algorithm
 from jaggrl.backward.strategy import Backward
 from jaggrl.diffusion.exploration import Nowhere
 from jaggrl.diffusion.grouping import cut
-from jaggrl.errors import UserError
+from jaggrl.errors import UserError, unknown
 from jaggrl.infra.distributed import Ranks, shard
+from jaggrl.infra.wandb_run import MODES
 from jaggrl.models.base import Model
 from jaggrl.models.loading import locate_pipeline
 from jaggrl.models.policy import Lora, Policy, make_trainable
@@ -33,7 +34,26 @@ from jaggrl.trainer import Loop, Trainer
 Config = dict[str, Any]
 """The resolved config as plain containers; objects never see a DictConfig."""
 
-COUNTS = ("rollouts", "prompts_per_rollout", "group_size", "updates_per_rollout", "micro_batch")
+# Whole numbers and the least that works.
+EVALUATION_LEAST = {
+    "evaluation.prompts": 1,
+    "evaluation.steps": 2,
+    "evaluation.micro_batch": 1,
+    "evaluation.grid": 0,
+    "reward.batch_size": 1,
+}
+TRAINING_LEAST = EVALUATION_LEAST | {
+    "rollouts": 1,
+    "prompts_per_rollout": 1,
+    "group_size": 1,
+    "updates_per_rollout": 1,
+    "micro_batch": 1,
+    "max_skipped": 1,
+    "evaluation.every": 0,
+    "checkpoint.every": 1,
+    "checkpoint.keep": 1,
+    "distributed.replicas": 1,
+}
 
 
 def resolve(cfg: DictConfig) -> Config:
@@ -82,7 +102,12 @@ def check(config: Config) -> Plan:
     algorithm = make(algorithm_node, "algorithm")
     backward = make(config["backward"], "backward")
     loop = Loop(**{k: config[k] for k in Loop.__dataclass_fields__})
-    _check_layout(loop, int(os.environ.get("WORLD_SIZE", "1")))
+    world, replicas = int(os.environ.get("WORLD_SIZE", "1")), config["distributed"]["replicas"]
+    _check_layout(loop, world)
+    if world > 1 and world % replicas:
+        raise UserError(
+            f"distributed.replicas={replicas} does not divide {world} ranks; use 1 for one sharded group"
+        )
     algorithm.check(
         interpolates=backward.by_time,
         init_noise=sampler.init_noise,
@@ -92,29 +117,68 @@ def check(config: Config) -> Plan:
     )
     cut(range(100), backward.window)
     train_prompts = load_prompts(config["prompts"]["train"])
-    heldout_prompts = load_prompts(config["prompts"]["heldout"])
-    reward = config["reward"]
-    names = [*check_weights(reward["weights"], reward["catalogue"]), *reward["eval"]]
-    locate_pipeline(config["model"]["path"])
-    lacks = missing_files(dict.fromkeys(names), reward["catalogue"])
-    if lacks:
-        raise UserError("; ".join(dict.fromkeys(lacks)))
+    heldout_prompts = check_evaluation(config)
     return Plan(algorithm, sampler, backward, loop, train_prompts, heldout_prompts)
 
 
-def _check_values(config: Config) -> None:
-    for key in COUNTS:
-        if not isinstance(config[key], int) or isinstance(config[key], bool) or config[key] < 1:
-            raise UserError(f"{key}={config[key]!r} must be a whole number of at least 1")
+def check_evaluation(config: Config) -> PromptSet:
+    """Refuse what no evaluation can work with; returns the held-out prompts."""
+    _check_counts(config, EVALUATION_LEAST)
     if config["precision"] not in ("fp32", "bf16"):
         raise UserError(f"precision={config['precision']} is unknown; use fp32 or bf16")
+    prompts = load_prompts(config["prompts"]["heldout"])
+    locate_pipeline(config["model"]["path"])
+    lacks = missing_files(_rewards(config), config["reward"]["catalogue"])
+    if lacks:
+        raise UserError("; ".join(lacks))
+    return prompts
+
+
+def _rewards(config: Config) -> list[str]:
+    """Names of the rewards that train or are evaluated."""
+    reward = config["reward"]
+    return list(
+        dict.fromkeys([*check_weights(reward["weights"], reward["catalogue"]), *(reward["eval"] or [])])
+    )
+
+
+def _check_counts(config: Config, least: Mapping[str, int]) -> None:
+    for key, smallest in least.items():
+        value: Any = config
+        for name in key.split("."):
+            value = value[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
+            raise UserError(f"{key}={value!r} must be a whole number of at least {smallest}")
+
+
+def _check_values(config: Config) -> None:
+    _check_counts(config, TRAINING_LEAST)
+    if not isinstance(config["seed"], int):
+        raise UserError(f"seed={config['seed']!r} must be a whole number")
     if config["check"] not in ("warn", "error", "off"):
         raise UserError(f"check={config['check']} is unknown; use warn, error or off")
     if not isinstance(config["max_grad_norm"], int | float) or not config["max_grad_norm"] > 0:
         raise UserError(f"max_grad_norm={config['max_grad_norm']} must be > 0; a large value clips nothing")
     ema = config["ema_decay"]
-    if ema is not None and not 0 < ema < 1:
+    if ema is not None and not (isinstance(ema, int | float) and 0 < ema < 1):
         raise UserError(f"ema_decay={ema} is outside (0, 1); use for instance 0.995, or null for none")
+    if config["logger"]["wandb"] not in MODES:
+        raise unknown("logger.wandb", config["logger"]["wandb"], MODES)
+    _lora(config)
+    try:
+        make(config["optim"], "optim")([torch.zeros(1, requires_grad=True)])
+    except (TypeError, ValueError) as error:
+        raise UserError(f"optim: {error}; compare the keys with conf/optim") from error
+
+
+def _lora(config: Config) -> Lora | None:
+    """LoRA's settings; None for full fine-tuning."""
+    if not config["lora"]:
+        return None
+    try:
+        return Lora(**config["lora"])
+    except TypeError as error:
+        raise UserError(f"lora={config['lora']}: {error}; give rank, alpha and targets") from error
 
 
 def _check_layout(loop: Loop, world: int) -> None:
@@ -137,7 +201,7 @@ def _check_layout(loop: Loop, world: int) -> None:
 def build_policy(config: Config, ranks: Ranks, weights: Path | None = None) -> Policy:
     """Load the pipeline (and an export's ``weights``), open the network, shard it over the ranks."""
     node = {k: v for k, v in config["model"].items() if k != "scorers"}
-    lora = Lora(**config["lora"]) if config["lora"] else None
+    lora = _lora(config)
     torch.manual_seed(config["seed"])  # LoRA's initial weights: the same on all ranks
     model: Model = make(node, "model")
     if weights is not None:
@@ -154,9 +218,7 @@ def build_policy(config: Config, ranks: Ranks, weights: Path | None = None) -> P
 
 def build_scorers(config: Config, ranks: Ranks) -> dict[str, Reward]:
     """Every reward that trains or is evaluated, loaded once."""
-    reward = config["reward"]
-    names = [*check_weights(reward["weights"], reward["catalogue"]), *reward["eval"]]
-    return build_rewards(reward["catalogue"], names, ranks.device)
+    return build_rewards(config["reward"]["catalogue"], _rewards(config), ranks.device)
 
 
 def build_trainer(

@@ -16,6 +16,9 @@ EXIT_INTERRUPTED = 130  # Ctrl-C
 class UserError(Exception):
     """A value or file that cannot work: one line that names the value and the remedy."""
 
+    rank: int | None = None
+    """The rank that met it, once ranks are joined: the others may not have met it."""
+
 
 def did_you_mean(name: str, choices: Iterable[str], *, limit: int = 12) -> str:
     """Remedy for an unknown name: the closest choice, or a bounded list of all of them.

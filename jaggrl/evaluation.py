@@ -3,6 +3,7 @@
 The door ``python -m jaggrl.evaluate`` and the training run share this code, so that they give the same numbers.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,16 @@ class Evaluator:
         self.batch_size = batch_size
         self.grid = grid
         self.tick = tick
+        self.setting = {
+            "model": policy.model.location,
+            "prompts_sha256": hashlib.sha256("\n".join(p.text for p in prompts).encode()).hexdigest(),
+            "n": len(prompts),
+            "steps": steps,
+            "seed": seed,
+            "grid": grid,
+            "rewards": list(scorers),
+        }
+        """What must be the same for two evaluations to be compared."""
         self._rollout = Rollout(Sampler(ModelSchedule(steps), Nowhere(), Euler()), seed, micro_batch)
 
     def __call__(self, weights: str = "current") -> Evaluation:
@@ -83,7 +94,7 @@ class Evaluator:
     def _in_order(self, x_B: Tensor, count: int) -> Tensor:
         """Gather (B, ...) of all ranks and interleave into prompt order."""
         gathered = gather(x_B.float().to(self.ranks.device)).cpu()
-        by_rank = gathered.view(self.ranks.world, -1, *x_B.shape[1:])
+        by_rank = gathered.view(self.ranks.world, *x_B.shape)
         return by_rank.transpose(0, 1).flatten(0, 1)[:count]
 
 

@@ -1,6 +1,7 @@
 """Evaluations on disk: ``eval/step_000020.json`` (every score of every prompt) and the pictures beside it."""
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from jaggrl.infra.pictures import draw_before_after, draw_grid, save_pictures
 from jaggrl.infra.plots import draw_curves, draw_timing
 from jaggrl.infra.report import Gain, compare
 
+log = logging.getLogger(__name__)
+
 
 def evaluation_file(folder: Path, step: int) -> Path:
     """Where the evaluation of a step lies."""
@@ -22,29 +25,31 @@ def evaluation_file(folder: Path, step: int) -> Path:
 
 
 def save_evaluation(folder: Path, step: int, evaluation: Evaluation, meta: dict[str, Any]) -> Path:
-    """Write all scores, their means, and what they mean (``meta``: prompts' hash, n, steps, seed, weights)."""
+    """Write all scores, their means, and what they mean (``meta``: ``Evaluator.setting``, weights)."""
     file = evaluation_file(folder, step)
     file.parent.mkdir(parents=True, exist_ok=True)
     values = {name: [plain(v) for v in value.tolist()] for name, value in evaluation.values.items()}
-    write_json(
+    torch.save((evaluation.media * 255).round().byte(), file.with_suffix(".pt"))
+    write_json(  # last: what it stands beside is whole
         file,
         {
             "step": step,
             **meta,
-            "means": evaluation.means(),
+            "means": {name: plain(mean) for name, mean in evaluation.means().items()},
             "captions": list(evaluation.captions),
             "values": values,
         },
     )
-    torch.save((evaluation.media * 255).round().byte(), file.with_suffix(".pt"))
     return file
 
 
-def load_evaluation(folder: Path, step: int) -> Evaluation | None:
-    """What ``save_evaluation`` wrote, or None where there is nothing (whole)."""
+def load_evaluation(folder: Path, step: int, setting: Mapping[str, Any] | None = None) -> Evaluation | None:
+    """What ``save_evaluation`` wrote; None where there is nothing whole, or its ``meta`` differs from ``setting``."""
     file = evaluation_file(folder, step)
     stored = read_json(file)
     if stored is None or not file.with_suffix(".pt").exists():
+        return None
+    if any(stored.get(key) != value for key, value in (setting or {}).items()):
         return None
     values = {
         name: torch.tensor([float("nan") if v is None else v for v in value])
@@ -52,6 +57,23 @@ def load_evaluation(folder: Path, step: int) -> Evaluation | None:
     }
     media = torch.load(file.with_suffix(".pt"), weights_only=True).float() / 255
     return Evaluation(values, media, stored["captions"])
+
+
+def look_back(folder: Path, resumed: int, setting: Mapping[str, Any]) -> str | None:
+    """Prepare a folder for a run that goes on at step ``resumed``: what is wrong with its evaluation of step 0.
+
+    Evaluations of later steps are forgotten: the run will come to them again.
+    """
+    for file in (folder / "eval").glob("step_*.json"):
+        if int(file.stem.removeprefix("step_")) > resumed:
+            file.unlink()
+    if not resumed or load_evaluation(folder, 0, setting):
+        return None
+    before = evaluation_file(folder, 0)
+    if before.exists():
+        return f"{before} was measured with other prompts, rewards or evaluation.*: put them back, or use resume=none"
+    log.warning("%s is gone: there will be no comparison with before", before)
+    return None
 
 
 def save_samples(folder: Path, step: int, evaluation: Evaluation) -> list[Path]:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import torch
+
+from jaggrl.infra.distributed import total
 from jaggrl.trainer import Trainer
 
 
@@ -16,7 +19,7 @@ class Finding:
 
 
 def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
-    """Look at the first step: ratio, reward spread, distinct pictures, updates per rollout."""
+    """Look at the first step: ratio, reward spread, distinct pictures, updates per rollout. All ranks find the same."""
     scored = trainer.last
     assert scored is not None
     found = []
@@ -51,13 +54,14 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
     )
     media = scored.trajectory.media_B.flatten(1)
     distinct = len({row.tobytes() for row in (media * 255).round().byte().cpu().numpy()})
+    distinct = _over_ranks(trainer, distinct)
     found.append(
         Finding(
-            "distinct pictures of this rank",
-            f"{distinct} of {len(media)}",
-            distinct == len(media),
+            "distinct pictures",
+            f"{distinct} of {groups.numel()}",
+            distinct == groups.numel(),
             "exploration works"
-            if distinct == len(media)
+            if distinct == groups.numel()
             else "samples repeat: shared noise without exploration?",
         )
     )
@@ -68,7 +72,7 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
             "the ratio stays 1 and the clip idle by construction: watch reward and grad norm, not the loss"
         )
     found.append(Finding("updates per rollout", str(updates), True, meaning))
-    cut = trainer.policy.model.truncated_prompts
+    cut = _over_ranks(trainer, trainer.policy.model.truncated_prompts)
     found.append(
         Finding(
             "prompts cut by a text encoder",
@@ -78,6 +82,11 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
         )
     )
     return found
+
+
+def _over_ranks(trainer: Trainer, count: int) -> int:
+    """A count summed over ranks, so that every rank finds the same (``check=error`` stops all or none)."""
+    return int(total(torch.tensor(count, device=trainer.ranks.device)))
 
 
 def table(found: list[Finding]) -> str:

@@ -14,13 +14,21 @@ from jaggrl.errors import UserError
 from jaggrl.evaluation import Evaluation, Evaluator, held_out
 from jaggrl.infra.checkpoint import Checkpoints, step_of
 from jaggrl.infra.distributed import Ranks, broadcast, largest
+from jaggrl.infra.environment import git_commit
 from jaggrl.infra.logging import MetricsLog, Progress, read_metrics
 from jaggrl.infra.report import gains_table, stage_seconds, write_result
 from jaggrl.infra.run_folder import config_hash
-from jaggrl.infra.signals import StopSignal
+from jaggrl.infra.signals import Stopped, StopSignal
 from jaggrl.infra.wandb_run import WandbRun, open_wandb
 from jaggrl.models.export import export, load_training_state, training_state
-from jaggrl.results import compare_evaluations, draw_run, load_evaluation, save_evaluation, save_samples
+from jaggrl.results import (
+    compare_evaluations,
+    draw_run,
+    load_evaluation,
+    look_back,
+    save_evaluation,
+    save_samples,
+)
 from jaggrl.selfcheck import findings, table
 from jaggrl.trajectory import Condition, Trajectory
 
@@ -38,7 +46,7 @@ class Session:
         self.stop = stop
         self.policy = build_policy(config, ranks)
         scorers = build_scorers(config, ranks)
-        self.trainer = build_trainer(config, plan, ranks, self.policy, scorers)
+        self.trainer = build_trainer(config, plan, ranks, self.policy, scorers, self._tick)
         settings = config["evaluation"]
         self.evaluator = Evaluator(
             ranks,
@@ -53,9 +61,14 @@ class Session:
             settings["micro_batch"],
             config["reward"]["batch_size"],
             settings["grid"],
+            self._tick,
         )
         self.checkpoints = Checkpoints(folder / "checkpoints", config["checkpoint"]["keep"])
         self.seconds = {"training": 0.0, "evaluation": 0.0}
+        self._saved = 0
+        """The step of the newest checkpoint."""
+        self._version = self.policy.version
+        """The policy's version when the present rollout, or evaluation, began."""
 
     @property
     def weights(self) -> str:
@@ -69,27 +82,47 @@ class Session:
         metrics_log = MetricsLog(self.folder, resumed) if self.ranks.main else None
         wandb = self._open_wandb() if self.ranks.main else WandbRun()
         progress = Progress(self.config["rollouts"], self.trainer.steps_done) if self.ranks.main else None
+        code: int | None = 1
         try:
-            self._evaluate(0, wandb)
-            while self.trainer.steps_done < self.config["rollouts"]:
-                self._step(metrics_log, wandb, progress)
-                if self._stopping():
-                    self._save()
-                    log.warning(
-                        "stopped by %s after step %d; the same command goes on",
-                        self.stop.name,
-                        self.trainer.steps_done,
-                    )
-                    return self.stop.exit_code
-            final = self._evaluate(self.trainer.steps_done, wandb)
+            code = self._train(metrics_log, wandb, progress)
         finally:
             if progress is not None:
                 progress.close()
             if metrics_log is not None:
                 metrics_log.close()
+            wandb.finish(code or 0)
+        return code
+
+    def _train(
+        self, metrics_log: MetricsLog | None, wandb: WandbRun, progress: Progress | None
+    ) -> int | None:
+        """Before, rollouts, after, results; the exit code of a stop."""
+        try:
+            if self.trainer.steps_done == 0:
+                self._evaluate(0, wandb)
+            while self.trainer.steps_done < self.config["rollouts"]:
+                self._step(metrics_log, wandb, progress)
+                self._tick()
+            final = self._evaluate(self.trainer.steps_done, wandb)
+        except Stopped:
+            self._save()
+            log.warning(
+                "stopped by %s after step %d; the same command goes on",
+                self.stop.name,
+                self.trainer.steps_done,
+            )
+            return self.stop.exit_code
+        if progress is not None:
+            progress.close()
         self._finish(final)
-        wandb.finish()
         return None
+
+    def _tick(self, stage: str = "evaluation") -> None:
+        """Between two forwards: when a rank was asked to stop all leave at once, unless weights have moved."""
+        if self.policy.version == self._version:
+            flag = torch.tensor(float(self.stop.requested), device=self.ranks.device)
+            if largest(flag) > 0:
+                raise Stopped
 
     def _announce(self) -> None:
         """The derived table: what one step is, before the first one."""
@@ -136,7 +169,14 @@ class Session:
     def _step(self, metrics_log: MetricsLog | None, wandb: WandbRun, progress: Progress | None) -> None:
         """One rollout and its updates, and its trace."""
         begin = time.perf_counter()
-        metrics = self.trainer.step()
+        self._version = self.policy.version
+        begun = self.trainer.state_dict()
+        try:
+            metrics = self.trainer.step()
+        except Stopped:
+            self.trainer.take_back(begun)
+            raise
+        self._version = self.policy.version
         seconds = time.perf_counter() - begin
         self.seconds["training"] += seconds
         step = self.trainer.steps_done
@@ -147,14 +187,16 @@ class Session:
         if step == 1:
             self._self_check(metrics)
         every = self.config["evaluation"]["every"]
-        if every and step % every == 0 and step < self.config["rollouts"]:
-            means = self._evaluate(step, wandb).means()
-            metrics |= {f"eval/{name}": value for name, value in means.items()}
-        if metrics_log is not None and progress is not None:
-            metrics_log.write(step, metrics)
-            wandb.log(step, metrics)
-            shown = {"reward": metrics["reward/total/mean"], "grad": metrics["train/grad_norm"]}
-            progress.step(step, seconds, shown)
+        try:
+            if every and step % every == 0 and step < self.config["rollouts"]:
+                means = self._evaluate(step, wandb).means()
+                metrics |= {f"eval/{name}": value for name, value in means.items()}
+        finally:  # a stop during the evaluation loses the evaluation, not the step
+            if metrics_log is not None and progress is not None:
+                metrics_log.write(step, metrics)
+                wandb.log(step, metrics)
+                shown = {"reward": metrics["reward/total/mean"], "grad": metrics["train/grad_norm"]}
+                progress.step(step, seconds, shown)
         last = step == self.config["rollouts"]
         if last or step % self.config["checkpoint"]["every"] == 0:
             self._save()
@@ -171,19 +213,15 @@ class Session:
 
     def _evaluate(self, step: int, wandb: WandbRun) -> Evaluation:
         """Evaluate unless this run already did at this step (a resumed run keeps its 'before')."""
-        known = load_evaluation(self.folder, step) if self.ranks.main else None
+        known = load_evaluation(self.folder, step, self.evaluator.setting) if self.ranks.main else None
         if (known := broadcast(known)) is not None:
             return known
         begin = time.perf_counter()
+        self._version = self.policy.version
         evaluation = self.evaluator(self.weights if step else "current")
         self.seconds["evaluation"] += time.perf_counter() - begin
         if self.ranks.main:
-            meta = {
-                "prompts_sha256": self.plan.heldout_prompts.sha256,
-                "n": len(self.evaluator.prompts),
-                "weights": self.weights if step else "current",
-                **self.config["evaluation"],
-            }
+            meta = self.evaluator.setting | {"weights": self.weights if step else "current"}
             save_evaluation(self.folder, step, evaluation, meta)
             files = save_samples(self.folder, step, evaluation)
             wandb.log(step, {f"eval/{name}": value for name, value in evaluation.means().items()})
@@ -200,12 +238,18 @@ class Session:
         }
 
     def _save(self) -> None:
-        """A checkpoint of everything that the next process needs."""
-        self.checkpoints.save(self.trainer.steps_done, self._state())
+        """A checkpoint of everything that the next process needs, unless it is there."""
+        if self.trainer.steps_done != self._saved:
+            self.checkpoints.save(self.trainer.steps_done, self._state())
+            self._saved = self.trainer.steps_done
 
     def _resume(self) -> int | None:
         """Load the newest checkpoint; returns its step, or None at the beginning."""
         path = self.checkpoints.latest()
+        self._saved = step_of(path) if path else 0
+        known = look_back(self.folder, self._saved, self.evaluator.setting) if self.ranks.main else None
+        if problem := broadcast(known):
+            raise UserError(problem)
         state = self._state()
         if path is None:
             self.checkpoints.check_space(state)
@@ -215,19 +259,13 @@ class Session:
         self.trainer.load_state_dict(state["trainer"])
         self.seconds.update(state["seconds"])
         log.info("resumed from %s", path)
-        return step_of(path)
-
-    def _stopping(self) -> bool:
-        """Whether any rank was asked to stop."""
-        flag = torch.tensor(float(self.stop.requested), device=self.ranks.device)
-        return bool(largest(flag) > 0)
+        return self._saved
 
     def _open_wandb(self) -> WandbRun:
         settings = self.config["logger"]
         name = f"{self.folder.parent.name}/{self.folder.name}"
-        return open_wandb(
-            settings["wandb"], settings["project"], settings["entity"], self.folder, name, self.config
-        )
+        told = {**self.config, "git": git_commit()}
+        return open_wandb(settings["wandb"], settings["project"], settings["entity"], self.folder, name, told)
 
     def _finish(self, final: Evaluation) -> None:
         """Export, pictures, tables, result.json."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from jaggrl.build import Config, check, resolve
+from jaggrl.errors import UserError
 from jaggrl.infra import distributed
 from jaggrl.infra.cli import experiment_name, hydra_door, task_overrides
 from jaggrl.infra.distributed import Ranks
@@ -24,8 +25,7 @@ def main(cfg: DictConfig) -> int | None:
     config = resolve(cfg)
     plan = check(config)
     settings = config["distributed"]
-    ranks = distributed.start(settings["device"], settings["timeout_s"])
-    try:
+    with distributed.joined(settings["device"], settings["timeout_s"]) as ranks:
         decision, folder, action, reason = _folder(config, ranks)
         setup_logging(ranks.rank, folder if action != "finished" else None)
         log.info("%s", reason)
@@ -43,19 +43,30 @@ def main(cfg: DictConfig) -> int | None:
         finally:
             if decision is not None:
                 decision.close(status, detail)  # type: ignore[arg-type]
-    finally:
-        distributed.stop()
 
 
 def _folder(config: Config, ranks: Ranks) -> tuple[Decision | None, Path, str, str]:
-    """Rank 0 decides and locks the run folder; every rank learns where it is."""
-    decision = None
+    """Rank 0 decides and locks the run folder; every rank learns where it is, or why there is none."""
+    decision, problem = None, ""
     if ranks.main:
-        decision = decide(
-            Path(config["output"]), experiment_name(), task_overrides(), config, code_hash(), config["resume"]
-        )
-    told = (decision.path, decision.action, decision.reason) if decision else None
-    path, action, reason = distributed.broadcast(told)
+        try:
+            decision = decide(
+                Path(config["output"]),
+                experiment_name(),
+                task_overrides(),
+                config,
+                code_hash(),
+                config["resume"],
+            )
+        except UserError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"output={config['output']} cannot be written ({error}): give another folder"
+    told = (decision.path, decision.action, decision.reason) if decision else problem
+    told = distributed.broadcast(told)
+    if isinstance(told, str):
+        raise UserError(told)
+    path, action, reason = told
     return decision, path, action, reason
 
 

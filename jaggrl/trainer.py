@@ -1,5 +1,6 @@
 """The loop: rollout, score, credit, update. Everything it calls is a constructor argument."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,9 @@ class Trainer:
         )
         self.steps_done = 0
         self.skipped = 0
+        """Updates left out for a non-finite gradient."""
+        self.idle = 0
+        """Updates left out for a zero gradient."""
         self.cost = 0.0
         """Forward-equivalents of all rollouts and updates so far, over all ranks (see ``policy.backward_cost``)."""
         self._skipped_in_a_row = 0
@@ -123,7 +127,6 @@ class Trainer:
     def update(self, batch: Batch) -> dict[str, float]:
         """The rollout's optimizer steps, one per part."""
         self.backward.begin()
-        self.backward.begin()
         groups = self.algorithm.groups(
             batch.trajectory, self.steps_done, self.backward.window, self.loop.seed
         )
@@ -155,13 +158,20 @@ class Trainer:
         return report
 
     def optimize(self) -> float:
-        """Clip, step, zero; a non-finite gradient skips the step on all ranks together. Returns the pre-clip norm."""
+        """Clip, step, zero. Returns the pre-clip norm, the same on all ranks: all skip a step together.
+
+        A non-finite gradient is skipped and counted. So is a zero one (all groups flat, failed or clipped), on which
+        momentum and weight decay would still move the parameters.
+        """
         with self.clock("optim"):
             norm_tensor = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.loop.max_grad_norm)
             if isinstance(norm_tensor, DTensor):
                 norm_tensor = norm_tensor.full_tensor()
             norm = float(norm_tensor)
-            if norm == norm and norm != float("inf"):
+            if norm == 0:
+                self.idle += 1
+                self._skipped_in_a_row = 0
+            elif math.isfinite(norm):
                 self.optimizer.step()
                 self.policy.version += 1
                 self._skipped_in_a_row = 0
@@ -185,12 +195,13 @@ class Trainer:
         for name, value in report.summary().items():
             across = largest(value) if name.endswith("_max") else total(value) / self.ranks.world
             metrics[f"train/{name}"] = float(across)
-        finite = [n for n in norms if n == n and n != float("inf")]
+        finite = [n for n in norms if math.isfinite(n)]
         metrics |= {
             "train/loss": float(total(report.loss.to(device)) / self.ranks.world),
             "train/grad_norm": sum(finite) / max(1, len(finite)),
             "train/grad_norm_max": max(finite, default=float("nan")),
             "train/skipped_updates": float(self.skipped),
+            "train/idle_updates": float(self.idle),
             "train/updates": float(self.policy.version),
         }
         metrics |= {f"backward/{k}": float(v) for k, v in report.passes.as_dict().items()}
@@ -203,6 +214,7 @@ class Trainer:
                 "steps_done": self.steps_done,
                 "version": self.policy.version,
                 "skipped": self.skipped,
+                "idle": self.idle,
                 "skipped_in_a_row": self._skipped_in_a_row,
                 "cost": self.cost,
             },
@@ -217,11 +229,18 @@ class Trainer:
         self.steps_done = int(counters["steps_done"])
         self.policy.version = int(counters["version"])
         self.skipped = int(counters["skipped"])
+        self.idle = int(counters["idle"])
         self._skipped_in_a_row = int(counters["skipped_in_a_row"])
         self.cost = float(counters["cost"])
         self.prompts.load_state_dict(state["prompts"])
         self.backward.load_state_dict(state["backward"])
         self.policy.shadows.load_state_dict(state["shadows"])
+
+    def take_back(self, begun: Mapping[str, Any]) -> None:
+        """Undo a step that was left before its first update; ``begun``: the ``state_dict`` at its begin."""
+        self.load_state_dict(begun)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.clock.collect()
 
 
 def reward_metrics(scored: Scored) -> dict[str, float]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from jaggrl.build import check
-from jaggrl.errors import EXIT_PREEMPTED
+from jaggrl.errors import EXIT_PREEMPTED, UserError
 from jaggrl.infra.distributed import Ranks
 from jaggrl.infra.signals import StopSignal
 from jaggrl.session import Session
@@ -33,19 +34,30 @@ SIZES = [
 ]
 
 
-class StopAfter(StopSignal):
-    """Asks for a stop when looked at for the n-th time."""
+class StopWhen(StopSignal):
+    """Asks for a stop as soon as ``when`` holds."""
 
-    def __init__(self, looks: int) -> None:
+    def __init__(self, when: Callable[[], bool]) -> None:
         super().__init__()
-        self.looks = looks
+        self.when = when
 
     @property
     def requested(self) -> bool:
-        self.looks -= 1
-        if self.looks == 0:
+        if self.when():
             self._received = signal.SIGTERM
-        return self.looks == 0
+        return self._received is not None
+
+
+def at_look(number: int) -> Callable[[], bool]:
+    """The n-th time that the session looks."""
+    looks = iter(range(1, number + 1))
+    return lambda: next(looks) == number
+
+
+def at_line(folder: Path, number: int) -> Callable[[], bool]:
+    """The n-th rollout's line is written."""
+    file = folder / "metrics.jsonl"
+    return lambda: file.exists() and len(file.read_text().splitlines()) == number
 
 
 def session(folder: Path, *overrides: str, stop: StopSignal | None = None) -> int | None:
@@ -85,10 +97,49 @@ def equal(a: Path, b: Path) -> None:
 )
 def test_four_steps_equal_two_resume_two(tmp_path: Path, overrides: list[str]) -> None:
     assert session(tmp_path / "whole", *overrides) is None
-    assert session(tmp_path / "parts", *overrides, stop=StopAfter(2)) == EXIT_PREEMPTED
+    stop = StopWhen(at_line(tmp_path / "parts", 2))
+    assert session(tmp_path / "parts", *overrides, stop=stop) == EXIT_PREEMPTED
     assert len(metrics(tmp_path / "parts")) == 2
     assert session(tmp_path / "parts", *overrides) is None
     equal(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert session(folder) is None
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("look", "lines"),
+    [(2, 0), (21, 1), (27, 1), (54, 4)],
+    ids=["before", "in_a_rollout", "in_an_update", "after"],
+)
+def test_stop_between_two_forwards_costs_nothing_but_time(
+    tmp_path: Path, whole: Path, look: int, lines: int
+) -> None:
+    assert session(tmp_path / "parts", stop=StopWhen(at_look(look))) == EXIT_PREEMPTED
+    assert len(metrics(tmp_path / "parts")) == lines
+    assert session(tmp_path / "parts") is None
+    equal(whole, tmp_path / "parts")
+
+
+def test_stop_in_an_evaluation_on_the_way_keeps_the_step(tmp_path: Path, whole: Path) -> None:
+    every = "evaluation.every=1"
+    assert session(tmp_path / "parts", every, stop=StopWhen(at_look(4 + 11 + 2))) == EXIT_PREEMPTED
+    assert metrics(tmp_path / "parts") == metrics(whole)[:1]
+    assert session(tmp_path / "parts", every) is None
+    rows = metrics(tmp_path / "parts")
+    assert ["eval/shapes_verifier" in row for row in rows] == [False, True, True, False]
+
+
+def test_other_evaluation_than_before_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    session(folder, stop=StopWhen(at_line(folder, 1)))
+    with pytest.raises(UserError, match="put them back"):
+        session(folder, "evaluation.prompts=5")
 
 
 def test_run_folder_holds_what_people_look_at(tmp_path: Path) -> None:

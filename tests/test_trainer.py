@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from jaggrl.algorithms.policy_gradient import PolicyGradient
-from jaggrl.backward.interpolants import Linear
+from jaggrl.backward.interpolants import Linear, Subset
 from jaggrl.credit import Advantage
 from jaggrl.diffusion.exploration import Everywhere
 from jaggrl.diffusion.kernels import DanceSDE
@@ -190,3 +190,48 @@ def test_state_dict_resumes_exactly() -> None:
         assert torch.equal(a, b)
     keys = [k for k in metrics[0] if not k.startswith("time/")]
     assert [[m[k] for k in keys] for m in metrics[2:]] == [[m[k] for k in keys] for m in resumed]
+
+
+def test_updates_without_a_gradient_are_counted_and_move_nothing() -> None:
+    """Flat groups under AdamW: momentum of earlier updates and weight decay would move the parameters."""
+    algorithm, sampler = dance()
+    trainer = toy_trainer(algorithm, sampler, optimizer=torch.optim.AdamW)
+    trainer.step()
+    before = [p.detach().clone() for p in trainer.policy.parameters]
+    trainer.reward = scripted(dict.fromkeys(range(8), 0.5))
+    metrics = trainer.step()
+    assert (metrics["train/idle_updates"], metrics["train/updates"]) == (1, 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.policy.parameters, strict=True))
+
+
+def test_updates_of_a_rollout_begin_once() -> None:
+    algorithm, sampler = dance()
+    trainer = toy_trainer(algorithm, sampler, updates_per_rollout=2)
+    begun: list[int] = []
+    trainer.backward.begin = lambda: begun.append(trainer.steps_done)  # type: ignore[method-assign]
+    for _ in range(3):
+        trainer.step()
+    assert begun == [0, 1, 2]
+
+
+def test_step_taken_back_leaves_nothing_behind() -> None:
+    algorithm, sampler = dance()
+    whole, broken = (toy_trainer(algorithm, sampler, Subset(2), micro_batch=2) for _ in range(2))
+    begun = broken.state_dict()
+    calls: list[str] = []
+
+    def leave(stage: str) -> None:
+        calls.append(stage)
+        if calls.count("update") == 2:
+            raise InterruptedError
+
+    broken.tick = leave
+    with pytest.raises(InterruptedError):
+        broken.step()
+    broken.take_back(begun)
+    broken.tick = lambda stage: None
+    for _ in range(2):
+        one, other = whole.step(), broken.step()
+        assert all(one[k] == other[k] for k in one if not k.startswith("time/"))
+    for a, b in zip(whole.policy.parameters, broken.policy.parameters, strict=True):
+        assert torch.equal(a, b)

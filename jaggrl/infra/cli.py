@@ -30,7 +30,8 @@ def hydra_door(config_name: str, conf: Path = CONF) -> Callable[[Task], Callable
     """Make a door of a task: ``python -m jaggrl.<name>`` with overrides, sweeps and one-line errors.
 
     The task gets the composed config and returns an exit code, or None for 0. A :class:`UserError`, from the
-    check of the command line or from the task, becomes one line on stderr (from rank 0) and exit code 2.
+    check of the command line or from the task, becomes one line on stderr and exit code 2: from
+    rank 0, and from every rank that meets it once the ranks are joined.
 
     Example::
 
@@ -52,7 +53,7 @@ def hydra_door(config_name: str, conf: Path = CONF) -> Callable[[Task], Callable
             except UserError as error:
                 if HydraConfig.get().mode is RunMode.MULTIRUN:  # inside another launcher, which reports it
                     raise
-                raise SystemExit(_fail(f"error: {error}", EXIT_BAD_INPUT)) from None
+                raise SystemExit(_fail(f"error: {error}", EXIT_BAD_INPUT, error.rank)) from None
             code.append(result or EXIT_OK)
             return result
 
@@ -87,8 +88,10 @@ def experiment_name() -> str:
     return str(hydra_config.runtime.choices.get("experiment") or hydra_config.job.name)
 
 
-def _fail(message: str, code: int) -> int:
-    rank = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "0")
-    if rank == "0":
+def _fail(message: str, code: int, rank: int | None = None) -> int:
+    own = next((os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)), "0")
+    if rank:
+        message = f"[rank {rank}] {message}"
+    if own == "0" or rank is not None:  # before the ranks meet, all of them see the same
         print(" ".join(message.split()), file=sys.stderr, flush=True)
     return code

@@ -2,8 +2,8 @@
 
 SIGTERM and SIGUSR1 (SLURM before the time limit) and the first Ctrl-C ask for a stop; a second Ctrl-C
 interrupts at once. The handler does nothing but set the flag, so a signal in the middle of a checkpoint lets
-the checkpoint finish. A signal may reach one rank only: the trainer takes the maximum over ranks of
-:attr:`StopSignal.requested` before it acts.
+the checkpoint finish. A signal may reach one rank only: the session takes the maximum over ranks of
+:attr:`StopSignal.requested` after every forward before it acts.
 """
 
 import signal
@@ -13,6 +13,10 @@ from types import FrameType, TracebackType
 from jaggrl.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Stopped(Exception):
+    """Raised on all ranks, between two forwards, when one was asked to stop."""
 
 
 class StopSignal:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaggrl.errors import UserError
+from jaggrl.infra import cli
 from jaggrl.infra.precheck import precheck
 
 REPOSITORY = Path(__file__).parents[2]
@@ -240,3 +241,13 @@ def test_submitit_stays_usable(toy: Toy) -> None:
     code, _, err = toy.run("-m", "seed=1,2", "hydra/launcher=submitit_local")
     assert code == 0, err
     assert sorted(path.name for path in (toy.folder / "outputs" / "toy").iterdir()) == ["seed=1", "seed=2"]
+
+
+def test_error_of_one_rank_alone_is_told_by_that_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert cli._fail("error: misspelt", 2) == 2
+    assert capsys.readouterr().err == ""
+    assert cli._fail("error: out of memory", 2, rank=1) == 2
+    assert capsys.readouterr().err == "[rank 1] error: out of memory\n"

@@ -112,3 +112,9 @@ def test_failed_start_is_a_warning(
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=refuse, Settings=lambda **_: None))
     open_wandb("offline", "p", None, tmp_path, "name", {}).log(1, {"x": 1.0})
     assert "W&B did not start and is off: no" in caplog.text
+
+
+def test_pictures_that_cannot_be_read_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    run = WandbRun(Stuck())
+    run.images(1, "samples/eval", [Path("/nowhere.png")], ["a"])
+    assert "W&B images failed and is off from here" in caplog.text
