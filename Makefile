@@ -25,8 +25,9 @@ setup: $(STAMP) ## make the local environment .venv (quick when nothing changed)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found: install one, or make setup PYTHON=/path/to/python" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
-		|| { echo "cannot make a virtual environment with $(PYTHON): install its venv module" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) \
+		|| { echo "cannot make a virtual environment with $(PYTHON): install its venv module" \
+			"(on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@echo "Installing into $(VENV) (torch is large: the first time takes minutes)"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(REFERENCE) hpsv2==1.2.0 \
