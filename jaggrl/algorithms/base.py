@@ -120,6 +120,16 @@ def batch_of(
     )
 
 
+def advantage_stats(advantage_N: Tensor) -> dict[str, float]:
+    """Extremes, mean size and share of zeros (flat groups, failures) of a rollout's advantages, for the log."""
+    return {
+        "adv/min": float(advantage_N.min()),
+        "adv/max": float(advantage_N.max()),
+        "adv/abs_mean": float(advantage_N.abs().mean()),
+        "adv/zero_share": float((advantage_N == 0).float().mean()),
+    }
+
+
 def without_idle_rows(batch: Batch) -> Batch:
     """Drop samples that weigh nothing, as far as every rank can drop as many from each update.
 

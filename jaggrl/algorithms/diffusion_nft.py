@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jaggrl.algorithms.base import Algorithm, batch_of, log, velocities_of
+from jaggrl.algorithms.base import Algorithm, advantage_stats, batch_of, log, velocities_of
 from jaggrl.credit import Advantage, optimality
 from jaggrl.diffusion.grouping import Group, cut, eligible
 from jaggrl.diffusion.kernels import mean_d
@@ -147,7 +147,8 @@ class DiffusionNFT(Algorithm):
         """``r = clamp(A / (2c) + 1/2, 0, 1)``."""
         advantage_N = self.advantage(scored.parts_N, scored.weights, scored.group_size)
         r_N = optimality(ADV_MODES[self.adv_mode](advantage_N), self.advantage.clip)
-        return batch_of(scored, {"r": r_N}, stats={"train/r_mean": float(r_N.mean())})
+        stats = advantage_stats(advantage_N) | {"train/r_mean": float(r_N.mean())}
+        return batch_of(scored, {"r": r_N}, stats=stats)
 
     def trained_steps(self, trajectory: Trajectory) -> list[int]:
         """``int(S * timestep_fraction)`` steps; 0.99 drops the last one."""

@@ -29,7 +29,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from jaggrl.algorithms.base import Algorithm, batch_of, log, take_steps, velocities_of, without_idle_rows
+from jaggrl.algorithms.base import (
+    Algorithm,
+    advantage_stats,
+    batch_of,
+    log,
+    take_steps,
+    velocities_of,
+    without_idle_rows,
+)
 from jaggrl.credit import Advantage, best_of
 from jaggrl.diffusion.grouping import Group, cut, eligible
 from jaggrl.diffusion.kernels import FlowCPS, Kernel, Transition, mean_d
@@ -129,10 +137,11 @@ class PolicyGradient(Algorithm):
     def credit(self, scored: Scored) -> Batch:
         """Group-relative advantages over the whole rollout."""
         advantage_N = self.advantage(scored.parts_N, scored.weights, scored.group_size)
+        credit_N, stats = {"advantage": advantage_N}, advantage_stats(advantage_N)
         if self.best_of_n is None or self.best_of_n >= scored.group_size:
-            return batch_of(scored, {"advantage": advantage_N})
+            return batch_of(scored, credit_N, stats=stats)
         kept_N = best_of(advantage_N, scored.total_N.isfinite(), scored.group_size, self.best_of_n)
-        return without_idle_rows(batch_of(scored, {"advantage": advantage_N}, kept_N=kept_N))
+        return without_idle_rows(batch_of(scored, credit_N, kept_N=kept_N, stats=stats))
 
     def trained_steps(self, trajectory: Trajectory) -> list[int]:
         """Stochastic transitions, without the last one of the trajectory when ``ignore_last``."""
