@@ -1,6 +1,10 @@
 """Tiny random models, saved in the very formats of the published scorers."""
 
+import gzip
+import importlib.util
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -42,3 +46,22 @@ def clip_folder(tmp_path_factory) -> Path:
     images = CLIPImageProcessor(size={"shortest_edge": IMAGE_SIZE}, crop_size=IMAGE_SIZE)
     CLIPProcessor(images, tokenizer).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def package():
+    """The ``hpsv2`` package's scorer module and its copy of open_clip, or a skip where it is not installed."""
+    if importlib.util.find_spec("hpsv2") is None:
+        pytest.skip("the reference is not installed: pip install --no-deps hpsv2==1.2.0")
+    with pytest.MonkeyPatch.context() as patch:
+        # Its wheel lacks the vocabulary; a progress bar and tkinter are imported without being needed.
+        opened = gzip.open
+        patch.setattr(
+            gzip, "open", lambda file, *a: opened(str(file).replace("hpsv2/src/open_clip", "open_clip"), *a)
+        )
+        for name, attribute in (("clint", None), ("clint.textui", "progress"), ("turtle", "forward")):
+            stub = types.ModuleType(name)
+            if attribute:
+                setattr(stub, attribute, None)
+            patch.setitem(sys.modules, name, stub)
+        return importlib.import_module("hpsv2.img_score"), importlib.import_module("hpsv2.src.open_clip")

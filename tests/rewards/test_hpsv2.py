@@ -1,11 +1,9 @@
 """HPSv2: equal to the reference package on the same weights, and honest about every broken file."""
 
 import gzip
-import importlib.util
+import importlib
 import json
 import math
-import sys
-import types
 from pathlib import Path
 
 import open_clip
@@ -25,25 +23,6 @@ PROMPTS = ["a red circle", "a photo of a cat, 2 dogs & 1 'bird'", "一只猫 on 
 @pytest.fixture(scope="module")
 def reward(hpsv2_files):
     return HPSv2(str(hpsv2_files / "checkpoint.pt"), str(hpsv2_files / "config.json"))
-
-
-@pytest.fixture(scope="module")
-def package():
-    """The ``hpsv2`` package's scorer module and its copy of open_clip, or a skip where it is not installed."""
-    if importlib.util.find_spec("hpsv2") is None:
-        pytest.skip("the reference is not installed: pip install --no-deps hpsv2==1.2.0")
-    with pytest.MonkeyPatch.context() as patch:
-        # Its wheel lacks the vocabulary; a progress bar and tkinter are imported without being needed.
-        opened = gzip.open
-        patch.setattr(
-            gzip, "open", lambda file, *a: opened(str(file).replace("hpsv2/src/open_clip", "open_clip"), *a)
-        )
-        for name, attribute in (("clint", None), ("clint.textui", "progress"), ("turtle", "forward")):
-            stub = types.ModuleType(name)
-            if attribute:
-                setattr(stub, attribute, None)
-            patch.setitem(sys.modules, name, stub)
-        return importlib.import_module("hpsv2.img_score"), importlib.import_module("hpsv2.src.open_clip")
 
 
 @pytest.fixture(scope="module")
