@@ -43,7 +43,7 @@ def main(cfg: DictConfig) -> int | None:
         probe.run(settings["rollouts"], tick)
         report = ProbeReport(probe, config["strategies"], _setting(config, probe))
         if ranks.main:
-            folder = Path(settings["output"]) / settings["name"]
+            folder = Path(settings["output"]) / (settings["name"] or _name(config))
             log.info("\n%s", report.write(folder.absolute(), settings["recommend"]))
             log.info("written to %s", folder)
     finally:
@@ -61,6 +61,12 @@ def _strategies(config: Config) -> dict[str, Backward]:
     if settings["recommend"] not in interpolating:
         raise unknown("probe.recommend", settings["recommend"], interpolating)
     return built
+
+
+def _name(config: Config) -> str:
+    """``flux-PolicyGradient``."""
+    model = Path(config["model"]["path"]).name
+    return f"{model}-{config['algorithm']['_target_'].rsplit('.', 1)[-1]}"
 
 
 def _setting(config: Config, probe: Probe) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from jaggrl.backward.report import Passes, Report
 from jaggrl.backward.routing import BACKWARD_UNITS, Auto
 from jaggrl.backward.serving import SERVED, corrected_velocity, source, stored_velocity
 from jaggrl.backward.sharded import kept_gathered, units
-from jaggrl.diffusion.noise import generator
 from jaggrl.errors import UserError
 from jaggrl.infra.distributed import rank
 from jaggrl.infra.stopwatch import Stopwatch
@@ -137,7 +136,7 @@ class Backward:
                 "a rule that learns looks at gradients: attach(network, stopwatch) comes first"
             )
         self._learned += 1
-        noise = generator(self._seed, self._learned, rank(), "kernel")
+        noise = torch.Generator().manual_seed(hash((self._seed, self._learned, rank())) & (2**63 - 1))
         with self.stopwatch("probe"):
             self.interpolant.learn(window.position, *jacobian_kernel(window, self._parameters, noise))
         return _one_by_one(window.size)
