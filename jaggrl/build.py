@@ -4,6 +4,7 @@
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from jaggrl.rewards.base import Reward, WeightedReward, check_weights
 from jaggrl.rewards.catalogue import build_rewards, missing_files
 from jaggrl.rollout import Rollout, Sampler
 from jaggrl.trainer import Loop, Trainer
+from jaggrl.trajectory import layout
 
 Config = dict[str, Any]
 """The resolved config as plain containers; objects never see a DictConfig."""
@@ -188,10 +190,13 @@ def _check_layout(loop: Loop, world: int) -> None:
         raise UserError(
             f"updates_per_rollout={updates} exceeds group_size={group}: every group is split over the updates; lower it"
         )
-    shares = [sum(k * updates // group == u for k in range(group)) for u in range(updates)]
-    if any(prompts * share % world for share in shares):
-        step = next(p for p in range(1, world + 1) if all(p * share % world == 0 for share in shares))
-        near = max(step, round(prompts / step) * step)
+
+    def divides(count: int) -> bool:
+        sizes = Counter(sample.part for sample in layout(count, group, updates, 1, 0))
+        return all(size % world == 0 for size in sizes.values())
+
+    if not divides(prompts):
+        near = min((p for p in range(1, prompts + world * updates + 1) if divides(p)), key=lambda p: abs(p - prompts))
         raise UserError(
             f"prompts_per_rollout={prompts} x group_size={group} over {updates} updates does not divide over "
             f"{world} ranks; use prompts_per_rollout={near}"

@@ -161,7 +161,7 @@ class Session:
             loop.updates_per_rollout,
             self.config["checkpointing"],
             self.policy.lora is not None,
-            bool(trainer.algorithm.needs),
+            len({trainer.algorithm.behaviour, *trainer.algorithm.needs} - {"current"}),
             schedule.steps,
             "velocities" in trainer.algorithm.record,
         )

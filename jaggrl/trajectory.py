@@ -140,7 +140,11 @@ def layout(prompts: int, group: int, updates: int, world: int, rank: int) -> lis
     """
     mine = []
     for part in range(updates):
-        members = [k for k in range(group) if k * updates // group == part]
-        everyone = [Sample(p * group + k, p, k, part) for p in range(prompts) for k in members]
+        everyone = [
+            Sample(p * group + k, p, k, part)
+            for p in range(prompts)
+            for k in range(group)
+            if (k * updates // group + p) % updates == part  # + p: uneven shares take turns
+        ]
         mine += everyone[rank::world]
     return mine

@@ -66,7 +66,7 @@ def predict(
     updates: int,
     checkpointing: bool,
     lora: bool,
-    reference: bool,
+    references: int,
     rollout_forwards: int,
     stored: bool = True,
 ) -> Prediction:
@@ -79,7 +79,7 @@ def predict(
         updates: optimizer steps per rollout; only the first one sees the rollout's own parameters.
         checkpointing: activations are recomputed in the backward.
         lora: only adapters are trained.
-        reference: every trained step also takes a forward of a reference policy.
+        references: forwards of other policies (reference, old) that every trained step also takes.
         rollout_forwards: network forwards of the rollout, per sample.
         stored: the algorithm's windows lie on the rollout's own states, so that velocities can be served.
     """
@@ -99,7 +99,7 @@ def predict(
         nograd += middles * (1 - served_share)
         nograd += _ahead(backward, anchors, middles, updates, stored) if routed else 0.0
     steps = sum(size for size, _ in group_sizes)
-    extra = steps if reference else 0
+    extra = steps * references
     return Prediction(
         grad,
         nograd,
