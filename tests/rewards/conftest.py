@@ -53,11 +53,14 @@ def package():
     """The ``hpsv2`` package's scorer module and its copy of open_clip, or a skip where it is not installed."""
     if importlib.util.find_spec("hpsv2") is None:
         pytest.skip("the reference is not installed: pip install --no-deps hpsv2==1.2.0")
+    from open_clip.tokenizer import default_bpe
+
     with pytest.MonkeyPatch.context() as patch:
-        # Its wheel lacks the vocabulary; a progress bar and tkinter are imported without being needed.
+        # Its wheel lacks the vocabulary, which is open_clip's; a progress bar and tkinter are imported without
+        # being needed.
         opened = gzip.open
         patch.setattr(
-            gzip, "open", lambda file, *a: opened(str(file).replace("hpsv2/src/open_clip", "open_clip"), *a)
+            gzip, "open", lambda file, *a: opened(default_bpe() if "hpsv2" in str(file) else file, *a)
         )
         for name, attribute in (("clint", None), ("clint.textui", "progress"), ("turtle", "forward")):
             stub = types.ModuleType(name)
