@@ -147,7 +147,9 @@ def test_run_folder_holds_what_people_look_at(tmp_path: Path) -> None:
     names = {p.name for p in (tmp_path / "run").iterdir()}
     assert {"metrics.jsonl", "result.json", "curves.png", "timing.png", "before_after.png"} <= names
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert {"before", "after", "gain", "ci_low", "ci_high", "n"} <= result["rewards"]["shapes_verifier"].keys()
+    assert {"before", "after", "gain", "ci_low", "ci_high", "n"} <= result["rewards"][
+        "shapes_verifier"
+    ].keys()
     assert result["optimizer_updates"] == 2
 
 
@@ -160,7 +162,9 @@ def test_killed_process_continues_by_the_same_command(tmp_path: Path, how: signa
 
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run(command("whole"), cwd=ROOT, env=env, check=True, capture_output=True)
-    process = subprocess.Popen(command("parts"), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command("parts"), cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     deadline = time.monotonic() + 300
     while not list((tmp_path / "parts").rglob("step_00000[12]/manifest.json")):
         assert time.monotonic() < deadline
