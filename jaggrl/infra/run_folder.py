@@ -163,14 +163,17 @@ def _continue(base: Path, identity: dict[str, str]) -> Decision | None:
 
 
 def _start(base: Path) -> Decision:
-    """A folder that holds no run yet, created and locked by this process."""
+    """A folder that holds no run yet, created and locked by this process; names an unfinished run beside it."""
+    beside = ""
     for path in _candidates(base):
         path.mkdir(parents=True, exist_ok=True)
         lock = _try_lock(path)
         if lock is None:
             continue  # a live process is in there
         if not (path / "status.json").exists():  # fresh, or its process died before it began
-            return Decision(path, "new", f"new run in {path}", lock)
+            return Decision(path, "new", f"new run in {path}{beside}", lock)
+        if (read_json(path / "status.json") or {}).get("status") != "finished":
+            beside = f"; {path} is not finished: resume={path} goes on with it"
         lock.close()
     raise AssertionError("unreachable: the candidates have no end")
 

@@ -50,6 +50,7 @@ def test_other_config_or_code_starts_beside(tmp_path: Path, change: str) -> None
         begin(tmp_path, config=CONFIG | {"seed": 1}) if change == "config" else begin(tmp_path, code="0ther")
     )
     assert (other.action, other.path.name) == ("new", "seed=0-2")
+    assert f"resume={first.path}" in other.reason
     other.close("stopped")
     assert begin(tmp_path).path == first.path  # and the first is still found
 
