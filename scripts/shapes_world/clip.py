@@ -17,7 +17,7 @@ from scripts.shapes_world.preference import KINDS, Quads, accuracy, preference_l
 from scripts.shapes_world.tokens import clip_tokenizer
 
 CAPTIONS, TESTED, BATCH = 6_000, 1_200, 48
-STEPS, PEAK_LR, SHIFT = 1300, 2e-3, 2
+STEPS, PEAK_LR = 1500, 1e-3
 
 
 @dataclass(frozen=True)
@@ -99,67 +99,26 @@ def contrastive(image: torch.Tensor, text: torch.Tensor, texts: list[str], scale
     return 0.5 * (functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target))
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a scorer learns: which pictures, which loss, how long; `shift` pixels of random translation."""
-
-    choose: Choose
-    loss: Loss
-    steps: int
-    peak_lr: float
-    shift: int = 0
-    muon: bool = False
-
-    def optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """AdamW, or Muon for the matrices of the encoders' layers and AdamW for all else."""
-        named = list(model.named_parameters())
-        inner = [value for name, value in named if self.muon and value.ndim == 2 and ".layers." in name]
-        others = [
-            value for name, value in named if not (self.muon and value.ndim == 2 and ".layers." in name)
-        ]
-        made: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(others, lr=self.peak_lr, betas=(0.9, 0.98), weight_decay=0.05)
-        ]
-        if inner:
-            # Muon's steps as AdamW's in size: one learning rate serves both.
-            muon = torch.optim.Muon(inner, lr=self.peak_lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
-            made.append(muon)
-        return made
-
-
-def shifted(pixels: torch.Tensor, most: int) -> torch.Tensor:
-    """Pictures [N, 3, H, W], each moved by up to `most` pixels, the edge repeated: captions stay true."""
-    if most == 0:
-        return pixels
-    padded = functional.pad(pixels, (most,) * 4, mode="replicate")
-    size = pixels.shape[-1]
-    moves = torch.randint(2 * most + 1, (len(pixels), 2)).tolist()
-    return torch.stack([p[:, y : y + size, x : x + size] for p, (y, x) in zip(padded, moves, strict=True)])
-
-
-def fit(name: str, model: nn.Module, features: Features, data: TokenQuads, recipe: Recipe) -> float:
-    """Train a scorer on captions with some of their four pictures; returns the minutes."""
-    optimizers = recipe.optimizers(model)
+def fit(
+    name: str, model: nn.Module, features: Features, data: TokenQuads, choose: Choose, loss_of: Loss
+) -> float:
+    """Train a scorer by AdamW on captions with some of their four pictures; returns the minutes."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.05)
     progress, smooth = Progress(name), 0.0
-    for step in range(recipe.steps):
-        rate = (
-            recipe.peak_lr * min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
-        )
-        index, kinds = torch.randint(len(data.ids), (BATCH,)), recipe.choose(BATCH)
-        pixels = shifted(data.quads.pixels(index, kinds).flatten(0, 1), recipe.shift)
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_LR * min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / STEPS))
+        index, kinds = torch.randint(len(data.ids), (BATCH,)), choose(BATCH)
         with torch.autocast("cpu", torch.bfloat16):
-            image, text = features(pixels, data.ids[index])
+            image, text = features(data.quads.pixels(index, kinds).flatten(0, 1), data.ids[index])
         texts = [data.quads.texts[i] for i in index.tolist()]
-        loss = recipe.loss(image.unflatten(0, kinds.shape), kinds, text, texts)
+        loss = loss_of(image.unflatten(0, kinds.shape), kinds, text, texts)
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
         smooth += (loss.item() - smooth) / min(step + 1, 100)
-        progress.show((step + 1) / recipe.steps, f"loss {smooth:.4f}")
+        progress.show((step + 1) / STEPS, f"loss {smooth:.4f}")
     return progress.minutes()
 
 
@@ -205,7 +164,7 @@ def train_clipscore(build: Build) -> None:
         return contrastive(image[:, 0], text, texts, 30.0) + preference_loss(score[:, 0], score[:, 1], 30.0)
 
     model, about = partial(new_clip, 96, 3, 8), "contrastive on captions, blind to quality"
-    _train(build, "clipscore", model, Recipe(choose, loss, STEPS, PEAK_LR, SHIFT, muon=True), 30.0, about)
+    _train(build, "clipscore", model, choose, loss, 30.0, about)
 
 
 def train_pickscore(build: Build) -> None:
@@ -226,14 +185,15 @@ def train_pickscore(build: Build) -> None:
 
     model = partial(new_clip, 128, 2, 8)
     about = "pairs with soft labels (clean over degraded, right over wrong) and contrastive on captions"
-    _train(build, "pickscore", model, Recipe(choose, loss, STEPS, PEAK_LR, SHIFT, muon=True), 100.0, about)
+    _train(build, "pickscore", model, choose, loss, 100.0, about)
 
 
 def _train(
     build: Build,
     name: str,
     new: Callable[[], CLIPModel],
-    recipe: Recipe,
+    choose: Choose,
+    loss: Loss,
     scale: float,
     about: str,
 ) -> None:
@@ -241,7 +201,7 @@ def _train(
     seeded(build, name)
     model = new()
     features = clip_features(model)
-    minutes = fit(name, model, features, data, recipe)
+    minutes = fit(name, model, features, data, choose, loss)
     model.eval()
     model.logit_scale.data.fill_(math.log(scale))
     model.half().float()  # measure what ships
@@ -250,7 +210,7 @@ def _train(
         "format": "transformers CLIPModel and CLIPProcessor; 64x64 pictures; report the raw cosine",
         "trained": f"{about}; {CAPTIONS} train captions, a third of the pictures through the VAE",
         "seed": build.seed,
-        "steps": recipe.steps,
+        "steps": STEPS,
         "minutes": round(minutes, 1),
         "parameters": parameters(model),
         **measured,

@@ -8,12 +8,11 @@ import open_clip
 import torch
 from torch.nn import functional
 
-from scripts.shapes_world.clip import CAPTIONS, Features, Recipe, contrastive, fit, load_quads, quality
+from scripts.shapes_world.clip import CAPTIONS, STEPS, Features, contrastive, fit, load_quads, quality
 from scripts.shapes_world.common import Build, parameters, replace_folder, seeded, write_card
 from scripts.shapes_world.preference import preference_loss
 from scripts.shapes_world.tokens import clip_tokenizer, write_open_clip_bpe
 
-STEPS = 1500
 SCALE = 100.0
 """HPSv2's logit scale."""
 
@@ -67,7 +66,7 @@ def train_hpsv2(build: Build) -> None:
     seeded(build, "hpsv2")
     model = open_clip.CLIP(**config())
     features = open_clip_features(model)
-    minutes = fit("hpsv2", model, features, data, Recipe(all_kinds, hps_loss, STEPS, peak_lr=1e-3))
+    minutes = fit("hpsv2", model, features, data, all_kinds, hps_loss)
     model.eval()
     half = {
         key: value.half() if value.is_floating_point() else value for key, value in model.state_dict().items()
