@@ -85,7 +85,24 @@ class Trainer:
             policy.need(name)
 
     def step(self) -> dict[str, float]:
-        """One rollout and its updates; returns what the log wants to know."""
+        """One rollout and its updates; returns what the log wants to know.
+
+        A step that ends early (a stop request, before any weight moved) leaves no trace: the next process deals the
+        same prompts and draws the same steps.
+        """
+        version, cost = self.policy.version, self.cost
+        prompts, backward = self.prompts.state_dict(), self.backward.state_dict()
+        try:
+            return self._step()
+        except BaseException:
+            if self.policy.version == version:
+                self.cost = cost
+                self.prompts.load_state_dict(prompts)
+                self.backward.load_state_dict(backward)
+                self.optimizer.zero_grad(set_to_none=True)
+            raise
+
+    def _step(self) -> dict[str, float]:
         before = self.policy.forwards
         with self.clock("rollout"):
             trajectory = self.sample()
@@ -98,6 +115,9 @@ class Trainer:
         self.cost += (self.policy.forwards - before) * self.ranks.world
         metrics["cost/forward_equivalents"] = self.cost
         metrics |= reward_metrics(scored) | dict(batch.stats)
+        for name, reward in self.reward.rewards.items():
+            if reward.truncation is not None:
+                metrics[f"reward/{name}/truncated"] = float(len(reward.truncation.cut))
         return metrics | {f"time/{stage}_s": s for stage, s in self.clock.collect().items()}
 
     def sample(self) -> Trajectory:

@@ -235,3 +235,27 @@ def test_step_taken_back_leaves_nothing_behind() -> None:
         assert all(one[k] == other[k] for k in one if not k.startswith("time/"))
     for a, b in zip(whole.policy.parameters, broken.policy.parameters, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("stage", ["rollout", "update"])
+def test_interrupted_step_leaves_no_trace(stage: str) -> None:
+    """A stop between two forwards: the saved state is that of the step's beginning."""
+    algorithm, sampler = dance()
+    whole, other = (toy_trainer(algorithm, sampler, Subset(2), {"window": 2}, micro_batch=2) for _ in range(2))
+    for trainer in (whole, other):
+        trainer.step()
+
+    def stop(now: str) -> None:
+        if now == stage:
+            raise KeyboardInterrupt
+
+    other.tick = stop
+    with pytest.raises(KeyboardInterrupt):
+        other.step()
+    other.tick = lambda now: None
+    a, b = whole.step(), other.step()
+    assert {k: v for k, v in a.items() if not k.startswith("time/")} == {
+        k: v for k, v in b.items() if not k.startswith("time/")
+    }
+    for p, q in zip(whole.policy.parameters, other.policy.parameters, strict=True):
+        assert torch.equal(p, q)
