@@ -128,4 +128,6 @@ def load_vae(build: Build) -> AutoencoderKL:
     folder: Path = build.work / "vae"
     if not folder.exists():
         raise FileNotFoundError(f"no autoencoder in {folder}; run --stages vae first")
-    return AutoencoderKL.from_pretrained(folder).eval()
+    model = AutoencoderKL.from_pretrained(folder).eval()
+    model.register_to_config(_name_or_path="")  # the work folder is nobody's business in what ships
+    return model
