@@ -102,7 +102,7 @@ class ProbeReport:
         for window, names in by_window.items():
             positions = sorted(self.probe.measured[names[0]].positions)
             head = [f"group {i}" + (" (high noise)" if i == 0 else "") for i in range(len(positions))]
-            lines.append(f"W={window}: cosine to exact ± spread | norm ratio")
+            lines.append(f"W={'all' if window == '0' else window}: cosine to exact ± spread | norm ratio")
             lines.append(
                 f"{'':20}" + "".join(f"{h:>22}" for h in head) + f"{'whole update':>16}{'independent':>13}"
             )
@@ -145,7 +145,7 @@ class ProbeReport:
                 cells.append(f"{cost.units:.4g} ({cost.exact_units / cost.units:.2f}x)")
             value, low, high = self.efficiency(name, self.updates)
             lines.append(
-                f"{name:20}{str(told.window):>9}"
+                f"{name:20}{'all' if told.window == 0 else str(told.window):>9}"
                 + "".join(f"{c:>15}" for c in cells)
                 + f"{statistics.median(told.seconds):>9.2f}{self.cosine(name).mean:>7.3f}"
                 + f"{self.signals[name].cosine:>8.3f}{f'{value:.2f} ({low:.2f} to {high:.2f})':>22}"

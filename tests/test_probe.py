@@ -31,7 +31,7 @@ def door(*overrides):
 
 def test_config_builds_every_strategy():
     config = composed(name="probe")
-    assert config["strategies"]["jagg_20"]["window"] == 20
+    assert config["strategies"]["jagg_10"]["window"] == 10
     assert {node["_target_"] for node in config["strategies"].values()} == {
         "jaggrl.backward.strategy.Backward"
     }
@@ -44,7 +44,7 @@ def test_door_measures_and_training_takes_the_presets(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "recommended: jagg with jagg_frac=" in done.stdout
     stored = json.loads((tmp_path / "tiny/probe.json").read_text())
-    assert {"jagg", "quadratic_20", "subset"} <= stored["strategies"].keys()
+    assert {"jagg", "quadratic_all", "subset"} <= stored["strategies"].keys()
     for preset in ("probed", "frontier"):
         config = composed(f"hydra.searchpath=[file://{tmp_path}/tiny]", f"backward={preset}")
         check(config)

@@ -16,14 +16,14 @@ class Group:
 
 
 def cut(steps: Sequence[int], window: int | Sequence[int]) -> list[Group]:
-    """Cut trained steps (in falling t) into windows of W, or of the listed sizes repeated to the end.
+    """Cut trained steps (in falling t) into windows of W (0: all of them), or of the listed sizes repeated.
 
     The trailing remainder (the cleanest steps) is a shorter group at position 1.0, which is always pulled
     back exactly.
     """
-    sizes = [window] if isinstance(window, int) else list(window)
+    sizes = [window or max(1, len(steps))] if isinstance(window, int) else list(window)
     if not sizes or min(sizes) < 1:
-        raise UserError(f"backward.window={window} must be at least 1")
+        raise UserError(f"backward.window={window} must be at least 1, or 0 for the whole trajectory")
     full: list[tuple[int, ...]] = []
     start = 0
     while start + sizes[len(full) % len(sizes)] <= len(steps):
