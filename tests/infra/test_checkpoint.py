@@ -206,7 +206,7 @@ def test_two_ranks_save_and_one_loads(tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=500,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         output = done.stdout

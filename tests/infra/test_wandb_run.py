@@ -63,7 +63,8 @@ def test_unknown_mode_is_refused() -> None:
         decide_mode("onlin", {})
 
 
-def test_offline_run_keeps_its_id(tmp_path: Path) -> None:
+def test_offline_run_keeps_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_run, "INIT_SECONDS", 400)  # the client starts slowly on a busy machine
     ids = []
     for _ in range(2):
         run = open_wandb("offline", "p", None, tmp_path, "name", {"seed": 0, "git": None})
