@@ -170,12 +170,7 @@ class Session:
         """One rollout and its updates, and its trace."""
         begin = time.perf_counter()
         self._version = self.policy.version
-        begun = self.trainer.state_dict()
-        try:
-            metrics = self.trainer.step()
-        except Stopped:
-            self.trainer.take_back(begun)
-            raise
+        metrics = self.trainer.step()
         self._version = self.policy.version
         seconds = time.perf_counter() - begin
         self.seconds["training"] += seconds

@@ -90,16 +90,14 @@ class Trainer:
         A step that ends early (a stop request, before any weight moved) leaves no trace: the next process deals the
         same prompts and draws the same steps.
         """
-        version, cost = self.policy.version, self.cost
-        prompts, backward = self.prompts.state_dict(), self.backward.state_dict()
+        begun, version = self.state_dict(), self.policy.version
         try:
             return self._step()
         except BaseException:
             if self.policy.version == version:
-                self.cost = cost
-                self.prompts.load_state_dict(prompts)
-                self.backward.load_state_dict(backward)
+                self.load_state_dict(begun)
                 self.optimizer.zero_grad(set_to_none=True)
+                self.clock.collect()
             raise
 
     def _step(self) -> dict[str, float]:
@@ -255,12 +253,6 @@ class Trainer:
         self.prompts.load_state_dict(state["prompts"])
         self.backward.load_state_dict(state["backward"])
         self.policy.shadows.load_state_dict(state["shadows"])
-
-    def take_back(self, begun: Mapping[str, Any]) -> None:
-        """Undo a step that was left before its first update; ``begun``: the ``state_dict`` at its begin."""
-        self.load_state_dict(begun)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.clock.collect()
 
 
 def reward_metrics(scored: Scored) -> dict[str, float]:

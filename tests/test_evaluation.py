@@ -93,7 +93,9 @@ def test_offline_evaluation_is_that_of_the_run(tmp_path: Path) -> None:
     env = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, env=env, capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-m", *arguments], cwd=ROOT, env=env, capture_output=True, text=True
+        )
 
     done = run("jaggrl.train", *SIZES, *shared, "optim.lr=1e-2", f"output={tmp_path / 'runs'}")
     assert done.returncode == 0, done.stderr

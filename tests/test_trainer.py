@@ -214,34 +214,13 @@ def test_updates_of_a_rollout_begin_once() -> None:
     assert begun == [0, 1, 2]
 
 
-def test_step_taken_back_leaves_nothing_behind() -> None:
-    algorithm, sampler = dance()
-    whole, broken = (toy_trainer(algorithm, sampler, Subset(2), micro_batch=2) for _ in range(2))
-    begun = broken.state_dict()
-    calls: list[str] = []
-
-    def leave(stage: str) -> None:
-        calls.append(stage)
-        if calls.count("update") == 2:
-            raise InterruptedError
-
-    broken.tick = leave
-    with pytest.raises(InterruptedError):
-        broken.step()
-    broken.take_back(begun)
-    broken.tick = lambda stage: None
-    for _ in range(2):
-        one, other = whole.step(), broken.step()
-        assert all(one[k] == other[k] for k in one if not k.startswith("time/"))
-    for a, b in zip(whole.policy.parameters, broken.policy.parameters, strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("stage", ["rollout", "update"])
 def test_interrupted_step_leaves_no_trace(stage: str) -> None:
     """A stop between two forwards: the saved state is that of the step's beginning."""
     algorithm, sampler = dance()
-    whole, other = (toy_trainer(algorithm, sampler, Subset(2), {"window": 2}, micro_batch=2) for _ in range(2))
+    whole, other = (
+        toy_trainer(algorithm, sampler, Subset(2), {"window": 2}, micro_batch=2) for _ in range(2)
+    )
     for trainer in (whole, other):
         trainer.step()
 
