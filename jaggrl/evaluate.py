@@ -39,6 +39,7 @@ def main(cfg: DictConfig) -> int | None:
             settings["micro_batch"],
             config["reward"]["batch_size"],
             settings["grid"],
+            samples=settings["samples"],
         )
         evaluation = evaluator()
         if ranks.main:

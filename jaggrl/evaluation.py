@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from jaggrl.diffusion.exploration import Nowhere
@@ -26,7 +27,9 @@ class Evaluation:
     """Raw scores of n held-out prompts, in prompt order, and the first pictures."""
 
     values: Mapping[str, Tensor]
-    """Reward name -> (n,), NaN where scoring failed."""
+    """Reward name -> (n,), the mean over each prompt's samples that could be scored, NaN where none could."""
+    pictured: Mapping[str, Tensor]
+    """Reward name -> (k,), the scores of the pictures in ``media``."""
     media: Tensor
     """The first ``grid`` pictures (k, 3, H, W)."""
     captions: Sequence[str]
@@ -51,7 +54,10 @@ class Evaluator:
         batch_size: int,
         grid: int,
         tick: Callable[[], None] = lambda: None,
+        samples: int = 1,
     ) -> None:
+        if samples < 1:
+            raise UserError(f"evaluation.samples={samples} samples nothing; use at least 1")
         if not prompts:
             raise UserError("evaluation.prompts=0 evaluates nothing; use at least 1")
         for scorer in scorers.values():
@@ -63,12 +69,14 @@ class Evaluator:
         self.batch_size = batch_size
         self.grid = grid
         self.tick = tick
+        self.samples = samples
         self.setting = {
             "model": policy.model.location,
             "prompts_sha256": hashlib.sha256("\n".join(p.text for p in prompts).encode()).hexdigest(),
             "n": len(prompts),
             "steps": steps,
             "seed": seed,
+            "samples": samples,
             "grid": grid,
             "rewards": list(scorers),
         }
@@ -80,16 +88,20 @@ class Evaluator:
         n, world = len(self.prompts), self.ranks.world
         share = -(-n // world)
         mine = [(self.ranks.rank + i * world) % n for i in range(share)]
-        samples = [Sample(i, i, 0, 0) for i in mine]
         prompts = [self.prompts[i] for i in mine]
-        with self.policy.using(weights):
-            trajectory = self._rollout(self.policy, samples, prompts, -1, tick=self.tick)
-        parts_B = score_parts(self.scorers, trajectory.media_B, prompts, self.batch_size)
-        # rank r holds prompts r, r + world, ...; the tail beyond n is padding
-        values = {name: self._in_order(value_B, n) for name, value_B in parts_B.items()}
-        rows = -(-min(self.grid, n) // world)
-        media = self._in_order(trajectory.media_B[:rows], min(self.grid, n))
-        return Evaluation(values, media, [p.text for p in self.prompts[: len(media)]])
+        shown = min(self.grid, n)
+        media, scored = [], []
+        for member in range(self.samples):
+            samples = [Sample(i, i, member, 0) for i in mine]
+            with self.policy.using(weights):
+                trajectory = self._rollout(self.policy, samples, prompts, -1, tick=self.tick)
+            parts_B = score_parts(self.scorers, trajectory.media_B, prompts, self.batch_size)
+            # rank r holds prompts r, r + world, ...; the tail beyond n is padding
+            scored.append({name: self._in_order(value_B, n) for name, value_B in parts_B.items()})
+            media.append(self._in_order(trajectory.media_B[: -(-shown // world)], shown))
+        values = {name: torch.stack([s[name] for s in scored]).nanmean(0) for name in scored[0]}
+        pictured = {name: value[:shown] for name, value in scored[0].items()}
+        return Evaluation(values, pictured, media[0], [p.text for p in self.prompts[:shown]])
 
     def _in_order(self, x_B: Tensor, count: int) -> Tensor:
         """Gather (B, ...) of all ranks and interleave into prompt order."""

@@ -29,7 +29,8 @@ def save_evaluation(folder: Path, step: int, evaluation: Evaluation, meta: dict[
     file = evaluation_file(folder, step)
     file.parent.mkdir(parents=True, exist_ok=True)
     values = {name: [plain(v) for v in value.tolist()] for name, value in evaluation.values.items()}
-    torch.save((evaluation.media * 255).round().byte(), file.with_suffix(".pt"))
+    pictures = {"media": (evaluation.media * 255).round().byte(), "scores": dict(evaluation.pictured)}
+    torch.save(pictures, file.with_suffix(".pt"))
     write_json(  # last: what it stands beside is whole
         file,
         {
@@ -55,8 +56,8 @@ def load_evaluation(folder: Path, step: int, setting: Mapping[str, Any] | None =
         name: torch.tensor([float("nan") if v is None else v for v in value])
         for name, value in stored["values"].items()
     }
-    media = torch.load(file.with_suffix(".pt"), weights_only=True).float() / 255
-    return Evaluation(values, media, stored["captions"])
+    pictures = torch.load(file.with_suffix(".pt"), weights_only=True)
+    return Evaluation(values, pictures["scores"], pictures["media"].float() / 255, stored["captions"])
 
 
 def look_back(folder: Path, resumed: int, setting: Mapping[str, Any]) -> str | None:
@@ -88,7 +89,8 @@ def score_lines(evaluation: Evaluation) -> list[str]:
     """Per picture of the grid, each reward's value on its own line."""
     rows = range(len(evaluation.media))
     return [
-        "\n".join(f"{name} {float(value[i]):.4f}" for name, value in evaluation.values.items()) for i in rows
+        "\n".join(f"{name} {float(value[i]):.4f}" for name, value in evaluation.pictured.items())
+        for i in rows
     ]
 
 

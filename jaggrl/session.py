@@ -62,6 +62,7 @@ class Session:
             config["reward"]["batch_size"],
             settings["grid"],
             self._tick,
+            settings["samples"],
         )
         self.checkpoints = Checkpoints(folder / "checkpoints", config["checkpoint"]["keep"])
         self.seconds = {"training": 0.0, "evaluation": 0.0}

@@ -111,3 +111,15 @@ def test_offline_evaluation_is_that_of_the_run(tmp_path: Path) -> None:
     again = torch.load(next((tmp_path / "offline").rglob("step_000000.pt")))
     assert torch.equal(after, again)
     assert not torch.equal(before, after)
+
+
+def test_samples_of_a_prompt_are_averaged() -> None:
+    """Three pictures per prompt: the mean of their scores; the grid shows the first with its own score."""
+    one = evaluator()()
+    settings = evaluator()
+    settings.samples = 3
+    three = settings()
+    assert torch.equal(three.media, one.media)
+    assert torch.equal(three.pictured["brightness"], one.values["brightness"][:2])
+    assert not torch.equal(three.values["brightness"], one.values["brightness"])
+    assert three.values["brightness"].std() > 0
