@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from jaggrl.errors import UserError, unknown
+from jaggrl.infra.environment import git_commit
 from jaggrl.infra.files import write_atomic
 from jaggrl.infra.logging import plain
 
@@ -102,7 +103,7 @@ def open_wandb(
         entity: W&B team; None for the key's own.
         folder: run folder; the run id is kept in its ``wandb_id.txt``.
         name: shown name.
-        config: resolved config with git commit and seed.
+        config: resolved config; the git commit is added.
     """
     decided, why = decide_mode(mode, os.environ)
     log.info("W&B: %s (%s)", decided, why)
@@ -136,7 +137,7 @@ def _init(
         id=note.read_text().strip(),
         resume="allow",
         dir=folder,
-        config=dict(config),
+        config={**config, "git": git_commit()},
         settings=wandb.Settings(init_timeout=INIT_SECONDS / 2, console="off", silent=True),
     )
     run.define_metric("step")
