@@ -48,8 +48,9 @@ def test_every_reward_builds(reward: str) -> None:
 
 @pytest.mark.parametrize("experiment", choices("experiment"))
 def test_every_experiment_composes(experiment: str) -> None:
-    config = composed(f"experiment={experiment}")
-    if "shapes" in str(config["model"]["path"]):
+    prompts = [] if experiment.startswith("shapes") else ["prompts.train=train.txt", "prompts.heldout=test.txt"]
+    config = composed(f"experiment={experiment}", *prompts)
+    if experiment.startswith("shapes"):
         check(config)
 
 
@@ -64,7 +65,7 @@ def test_every_experiment_composes(experiment: str) -> None:
         (["algorithm.kernel.eta=0"], "eta=0"),
         (["backward.jagg_frac=1.1"], "jagg_frac=1.1"),
         (["backward.jagg_frac=-0.1"], "jagg_frac=-0.1"),
-        (["backward.window=0"], "window=0"),
+        (["backward.window=-1"], "window=-1"),
         (["backward.graph=parallel"], "graph=parallel"),
         (["backward.served=sometimes"], "served=sometimes"),
         (["algorithm.rollout.schedule.steps=1"], "steps=1"),
