@@ -5,14 +5,17 @@ import sys
 from pathlib import Path
 
 from jaggrl.infra.distributed import shard, start, stop
+from jaggrl.models.policy import Policy, make_trainable
 from tests.backward.test_routing import auto_trainer
-from tests.toys import toy_policy
+from tests.toys import ToyModel
 
 
 def main(out: Path) -> None:
     ranks = start("cpu")
-    policy = toy_policy()
-    shard(policy.model.network, policy.model.blocks(), ranks, "fp32")
+    model = ToyModel()
+    make_trainable(model, None, checkpointing=False)
+    shard(model.network, model.blocks(), ranks, "fp32")
+    policy = Policy(model, None, "fp32", ranks.device)
     # the toy's cosines lie around this threshold, so that routes change
     trainer = auto_trainer(ranks, policy, threshold=0.97, hysteresis=0.005, windows=[3, 4, 7], climb=0.9)
     decisions, rewards = [], []
