@@ -58,7 +58,8 @@ class ProbeReport:
 
     def cost(self, name: str, updates: int) -> Prediction:
         """Expected passes per sample of one rollout's updates."""
-        policy, told = self.probe.trainer.policy, self.probe.measured[name]
+        policy, algorithm = self.probe.trainer.policy, self.probe.trainer.algorithm
+        told = self.probe.measured[name]
         lora = policy.lora is not None
         return predict(
             self.probe.strategies[name],
@@ -66,7 +67,7 @@ class ProbeReport:
             updates,
             policy.backward_cost > backward_units(lora, checkpointing=False),
             lora,
-            "reference" in self.probe.trainer.algorithm.needs,
+            len({algorithm.behaviour, *algorithm.needs} - {"current"}),
             self.steps,
             told.stored,
         )
