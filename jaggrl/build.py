@@ -196,7 +196,9 @@ def _check_layout(loop: Loop, world: int) -> None:
         return all(size % world == 0 for size in sizes.values())
 
     if not divides(prompts):
-        near = min((p for p in range(1, prompts + world * updates + 1) if divides(p)), key=lambda p: abs(p - prompts))
+        near = min(
+            (p for p in range(1, prompts + world * updates + 1) if divides(p)), key=lambda p: abs(p - prompts)
+        )
         raise UserError(
             f"prompts_per_rollout={prompts} x group_size={group} over {updates} updates does not divide over "
             f"{world} ranks; use prompts_per_rollout={near}"

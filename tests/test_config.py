@@ -48,7 +48,9 @@ def test_every_reward_builds(reward: str) -> None:
 
 @pytest.mark.parametrize("experiment", choices("experiment"))
 def test_every_experiment_composes(experiment: str) -> None:
-    prompts = [] if experiment.startswith("shapes") else ["prompts.train=train.txt", "prompts.heldout=test.txt"]
+    prompts = (
+        [] if experiment.startswith("shapes") else ["prompts.train=train.txt", "prompts.heldout=test.txt"]
+    )
     config = composed(f"experiment={experiment}", *prompts)
     if experiment.startswith("shapes"):
         check(config)

@@ -25,7 +25,7 @@ class Model(ABC):
     location: str
     """The pipeline folder or hub id, as diffusers takes it."""
     latent_shape: tuple[int, ...]
-    network: nn.Module
+    network: Any
     """The trainable network (a diffusers transformer or UNet)."""
     pipeline: Any
     """The diffusers pipeline that owns the network."""
@@ -135,7 +135,7 @@ def unsharded(network: Any, state: dict[str, Tensor]) -> Any:
 
     Under FSDP2 the network's own tensors are shards and its class is another one, which diffusers would write down.
     """
-    plain = next(c for c in type(network).__mro__ if not issubclass(c, FSDPModule))
+    plain: Any = next(c for c in type(network).__mro__ if not issubclass(c, FSDPModule))
     with torch.device("meta"):
         bare = plain.from_config(network.config)
     bare.load_state_dict(state, assign=True)

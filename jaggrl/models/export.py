@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -45,7 +44,7 @@ def export(policy: Policy, folder: Path, main: bool) -> list[str]:
     full = StateDictOptions(
         full_state_dict=True, cpu_offload=True, ignore_frozen_params=policy.lora is not None
     )
-    state: dict[str, Tensor] = dict(get_model_state_dict(policy.model.network, options=full))
+    state: dict[str, Any] = dict(get_model_state_dict(policy.model.network, options=full))
     if not main:
         return []
     folder.mkdir(parents=True, exist_ok=True)
