@@ -106,9 +106,9 @@ def test_offline_evaluation_is_that_of_the_run(tmp_path: Path) -> None:
     offline = json.loads(next((tmp_path / "offline").rglob("step_000000.json")).read_text())
     inside = json.loads((folder / "eval" / "step_000004.json").read_text())
     assert offline["values"] == inside["values"]
-    before = torch.load(folder / "eval" / "step_000000.pt")
-    after = torch.load(folder / "eval" / "step_000004.pt")
-    again = torch.load(next((tmp_path / "offline").rglob("step_000000.pt")))
+    before = torch.load(folder / "eval" / "step_000000.pt")["media"]
+    after = torch.load(folder / "eval" / "step_000004.pt")["media"]
+    again = torch.load(next((tmp_path / "offline").rglob("step_000000.pt")))["media"]
     assert torch.equal(after, again)
     assert not torch.equal(before, after)
 
