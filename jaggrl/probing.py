@@ -100,6 +100,11 @@ class Probe:
                 trainer.policy.version -= self.after_updates
             trainer.steps_done += 1
             tick(done + 1)
+        if not any(x.ee > 0 for x in self.measured["exact"].whole):
+            raise UserError(
+                f"every gradient of {rollouts} rollouts vanished (rewards equal within groups): choose a reward "
+                "that tells the model's pictures apart, or a larger group_size"
+            )
 
     def _update(self, part: Batch) -> None:
         """One exact step as AdamW's first: the sign of the gradient times the learning rate."""

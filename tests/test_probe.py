@@ -12,8 +12,8 @@ from tests.test_config import ROOT, composed
 from tests.tiny_flux import tiny_flux_folder
 
 SIZES = [
-    "reward=shapes_verifier",
-    "reward.eval=[shapes_verifier]",
+    "reward=hpsv2",
+    "reward.eval=[hpsv2]",
     "prompts_per_rollout=1",
     "group_size=2",
     "micro_batch=2",
@@ -58,6 +58,7 @@ def test_door_measures_and_training_takes_the_presets(tmp_path):
         ["probe.rollouts=0"],
         ["probe.after_updates=3"],
         ["strategies.jagg.route=auto"],
+        ["reward=shapes_verifier", "reward.eval=[shapes_verifier]"],  # 0 for every picture: no gradient
     ],
 )
 def test_bad_values_are_one_line(overrides):
