@@ -130,7 +130,7 @@ class Probe:
         whole_exact: Gradients | None = None
         for names in by_window.values():
             micros = self._windows(part, self.strategies[names[0]].window)
-            sums = self._compare(micros, names, first=whole_exact is None)
+            sums = self._compare(micros, names, whole_exact)
             whole_exact = sums["exact"] if whole_exact is None else whole_exact
             for name in names:
                 self._whole(name, sums[name], whole_exact)
@@ -147,12 +147,19 @@ class Probe:
             for micro in part.micro_batches(trainer.loop.micro_batch)
         ]
 
-    def _compare(self, micros: Sequence[Micro], names: Sequence[str], first: bool) -> dict[str, Gradients]:
-        """Window by window, the gradient over all micro-batches by exact and by each strategy. Returns sums."""
+    def _compare(
+        self, micros: Sequence[Micro], names: Sequence[str], whole: Gradients | None
+    ) -> dict[str, Gradients]:
+        """Window by window, the gradient over all micro-batches by exact and by each strategy. Returns sums.
+
+        ``whole`` is the exact gradient of all windows, where it is known already.
+        """
         sums: dict[str, Gradients] = {}
+        first = whole is None
         for k in range(len(micros[0])):
             windows = [micro[k] for micro in micros]
-            exact = self._pull("exact", windows, timed=first)
+            known = whole if len(micros[0]) == 1 else None
+            exact = known if known is not None else self._pull("exact", windows, timed=first)
             _accumulate(sums, "exact", exact)
             for name in names:
                 gradients = self._pull(name, windows, timed=True)
