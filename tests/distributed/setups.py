@@ -25,8 +25,8 @@ def small_model(name: str) -> Model:
 
 
 def algorithm_and_sampler(name: str) -> tuple[Algorithm, Sampler]:
-    """DanceGRPO at 5 steps."""
-    kernel = DanceSDE(0.3)
+    """DanceGRPO at 5 steps, with noise enough that a group's rewards differ by far more than rounding."""
+    kernel = DanceSDE(1.0)
     sampler = Sampler(DanceSchedule(5, 3.0), Everywhere(), Euler(), kernel, "denoised", "rollout")
     assert name == "dance"
     return PolicyGradient(kernel, Advantage(), clip_range=0.1), sampler
