@@ -27,6 +27,7 @@ from jaggrl.models.base import Model
 from jaggrl.models.loading import locate_pipeline
 from jaggrl.models.policy import Lora, Policy, make_trainable
 from jaggrl.prompts import PromptDealer, PromptSet, load_prompts
+from jaggrl.results import load_evaluation
 from jaggrl.rewards.base import Reward, WeightedReward, check_weights
 from jaggrl.rewards.catalogue import build_rewards, missing_files
 from jaggrl.rollout import Rollout, Sampler
@@ -120,6 +121,11 @@ def check(config: Config) -> Plan:
     cut(range(100), backward.window)
     train_prompts = load_prompts(config["prompts"]["train"])
     heldout_prompts = check_evaluation(config)
+    baseline = config["evaluation"]["baseline"]
+    if baseline is not None and load_evaluation(Path(baseline), 0) is None:
+        raise UserError(
+            f"evaluation.baseline={baseline} holds no evaluation of step 0; give the folder of a run, or null"
+        )
     return Plan(algorithm, sampler, backward, loop, train_prompts, heldout_prompts)
 
 

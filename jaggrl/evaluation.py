@@ -72,6 +72,7 @@ class Evaluator:
         self.samples = samples
         self.setting = {
             "model": policy.model.location,
+            "precision": policy.precision,
             "prompts_sha256": hashlib.sha256("\n".join(p.text for p in prompts).encode()).hexdigest(),
             "n": len(prompts),
             "steps": steps,

@@ -1,6 +1,7 @@
 """Evaluations on disk: ``eval/step_000020.json`` (every score of every prompt) and the pictures beside it."""
 
 import logging
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,22 @@ def load_evaluation(folder: Path, step: int, setting: Mapping[str, Any] | None =
     }
     pictures = torch.load(file.with_suffix(".pt"), weights_only=True)
     return Evaluation(values, pictures["scores"], pictures["media"].float() / 255, stored["captions"])
+
+
+def take_baseline(source: Path, folder: Path, setting: Mapping[str, Any]) -> str | None:
+    """Take over the evaluation of step 0 of another run, whole or not at all: what is wrong with it, or None."""
+    found = load_evaluation(source, 0, setting)
+    if found is None:
+        return (
+            f"evaluation.baseline={source} was measured with another model, other prompts, rewards or evaluation.*: "
+            "give a run of the same settings, or null"
+        )
+    target = evaluation_file(folder, 0)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in (".pt", ".json"):  # the latter last: what it stands beside is whole
+        shutil.copyfile(evaluation_file(source, 0).with_suffix(suffix), target.with_suffix(suffix))
+    log.info("held-out before training taken over from %s", source)
+    return None
 
 
 def look_back(folder: Path, resumed: int, setting: Mapping[str, Any]) -> str | None:

@@ -28,6 +28,7 @@ from jaggrl.results import (
     look_back,
     save_evaluation,
     save_samples,
+    take_baseline,
 )
 from jaggrl.selfcheck import findings, table
 from jaggrl.trajectory import Condition, Trajectory
@@ -100,6 +101,7 @@ class Session:
         """Before, rollouts, after, results; the exit code of a stop."""
         try:
             if self.trainer.steps_done == 0:
+                self._baseline()
                 self._evaluate(0, wandb)
             while self.trainer.steps_done < self.config["rollouts"]:
                 self._step(metrics_log, wandb, progress)
@@ -206,6 +208,17 @@ class Session:
         bad = [f.name for f in found if not f.good]
         if bad and self.config["check"] == "error":
             raise UserError(f"check=error: {', '.join(bad)}; see the table above, or use check=warn")
+
+    def _baseline(self) -> None:
+        """Another run's evaluation of the untrained model, where ``evaluation.baseline`` names one."""
+        source = self.config["evaluation"]["baseline"]
+        if source is None:
+            return
+        problem = (
+            take_baseline(Path(source), self.folder, self.evaluator.setting) if self.ranks.main else None
+        )
+        if problem := broadcast(problem):
+            raise UserError(problem)
 
     def _evaluate(self, step: int, wandb: WandbRun) -> Evaluation:
         """Evaluate unless this run already did at this step (a resumed run keeps its 'before')."""

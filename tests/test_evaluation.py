@@ -18,7 +18,14 @@ from jaggrl.evaluate import compare_with_run
 from jaggrl.evaluation import Evaluation, Evaluator
 from jaggrl.infra.distributed import Ranks
 from jaggrl.prompts import Prompt
-from jaggrl.results import evaluation_file, load_evaluation, look_back, save_evaluation, save_samples
+from jaggrl.results import (
+    evaluation_file,
+    load_evaluation,
+    look_back,
+    save_evaluation,
+    save_samples,
+    take_baseline,
+)
 from tests.test_config import ROOT, composed
 from tests.test_resume import SIZES
 from tests.tiny_flux import tiny_flux_folder
@@ -62,6 +69,17 @@ def test_evaluations_of_another_setting_are_not_known(tmp_path: Path) -> None:
     save_evaluation(tmp_path, 0, ours(), ours.setting)
     assert isinstance(load_evaluation(tmp_path, 0, ours.setting), Evaluation)
     assert load_evaluation(tmp_path, 0, evaluator(grid=3).setting) is None
+
+
+def test_baseline_of_another_run_is_taken_over_or_refused(tmp_path: Path) -> None:
+    ours = evaluator()
+    first = ours()
+    save_evaluation(tmp_path / "a", 0, first, ours.setting)
+    assert take_baseline(tmp_path / "a", tmp_path / "b", ours.setting) is None
+    taken = load_evaluation(tmp_path / "b", 0, ours.setting)
+    assert taken is not None and torch.equal(taken.values["brightness"], first.values["brightness"])
+    assert "another model" in str(take_baseline(tmp_path / "a", tmp_path / "c", evaluator(grid=3).setting))
+    assert not (tmp_path / "c").exists()
 
 
 def test_resumed_run_forgets_later_evaluations_and_keeps_its_before(tmp_path: Path) -> None:

@@ -151,6 +151,11 @@ def test_run_folder_holds_what_people_look_at(tmp_path: Path) -> None:
         "shapes_verifier"
     ].keys()
     assert result["optimizer_updates"] == 2
+    session(tmp_path / "next", "rollouts=1", f"evaluation.baseline={tmp_path / 'run'}")
+    following = json.loads((tmp_path / "next" / "result.json").read_text())
+    assert following["rewards"] == result["rewards"]
+    with pytest.raises(UserError, match="evaluation.baseline"):
+        session(tmp_path / "last", "rollouts=1", f"evaluation.baseline={tmp_path / 'nowhere'}")
 
 
 @pytest.mark.slow
