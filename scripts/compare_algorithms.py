@@ -42,9 +42,9 @@ VERIFIER = "shapes_verifier"
 BEGIN, END = "<!-- compare_algorithms: begin -->", "<!-- compare_algorithms: end -->"
 
 
-def result(preset: str, seed: int, root: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def result(preset: str, seed: int, root: Path, overrides: Sequence[str], only_read: bool) -> dict[str, Any]:
     """One run's ``result.json``."""
-    folder = train(preset, seed, root / preset / f"seed{seed}", overrides)
+    folder = train(preset, seed, root / preset / f"seed{seed}", overrides, only_read)
     found: dict[str, Any] = json.loads((folder / RESULT).read_text())
     return found
 
@@ -127,13 +127,20 @@ def main() -> None:
     )
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides for every run")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs/compare_algorithms")
+    parser.add_argument(
+        "--only-read",
+        action="store_true",
+        help="tabulate the newest finished runs below --out; train nothing",
+    )
     parser.add_argument("--readme", type=Path, help="file whose marked table is replaced")
     arguments = parser.parse_args()
     rows = []
     try:
         for preset in arguments.presets:
             seeds = arguments.seeds or SEEDS.get(preset, (0,))
-            results = [result(preset, seed, arguments.out, arguments.set) for seed in seeds]
+            results = [
+                result(preset, seed, arguments.out, arguments.set, arguments.only_read) for seed in seeds
+            ]
             rows.append(summary(preset, results))
             write_json(arguments.out / "algorithms.json", rows)
             (arguments.out / "algorithms.md").write_text(markdown(rows))

@@ -1,7 +1,7 @@
 """The papers' claims on stability and cost of DiffusionNFT and DiffusionART, tried on the shapes world.
 
     python scripts/reproduce_claims.py                                  hours on two cores
-    python scripts/reproduce_claims.py --rollouts 40 --seeds 0 --arms nft nft_on_policy art
+    python scripts/reproduce_claims.py --rollouts 40 --seeds 0 --arms nft nft_on_policy art --preset-seeds
 
 States length, seeds and criteria first; then trains every arm (a finished run of the same config and code is
 kept) and prints each verdict with its curve, whatever it is. Writes ``claims.json``, ``.md`` and ``.png``.
@@ -25,28 +25,44 @@ from scripts.claims.forces import measure  # noqa: E402
 from scripts.claims.runs import train  # noqa: E402
 from scripts.claims.verdicts import CRITERIA, Shape, first_reach, late_average, shape, smooth, sparkline  # noqa: E402
 
-EXACT = ["backward=exact", "algorithm.noise=per_step"]
-ON_POLICY = ["algorithm.decay=none"]
+RATE = ["optim.lr=3e-4", "ema_decay=null"]
+"""Five times the presets' rate, without an average: a collapse that takes hundreds of rollouts fits into tens."""
+SMALL = [
+    "prompts_per_rollout=2",
+    "group_size=16",
+    "micro_batch=32",
+    "evaluation.prompts=12",
+    "evaluation.samples=1",
+]
+NFT = ["backward=exact", "algorithm.noise=per_step", "algorithm.kl_coef=0", *RATE, *SMALL]
+ON_POLICY = [*NFT, "algorithm.decay=none"]
 ARMS: dict[str, tuple[str, list[str]]] = {
-    "nft": ("shapes_nft", EXACT),
-    "nft_on_policy": ("shapes_nft", [*EXACT, *ON_POLICY]),
-    "nft_unanchored": ("shapes_nft", [*EXACT, "algorithm.decay=0.9", "algorithm.anchor=current"]),
-    "nft_positive": ("shapes_nft", [*EXACT, *ON_POLICY, "algorithm.branches=positive"]),
-    "nft_negative": ("shapes_nft", [*EXACT, *ON_POLICY, "algorithm.branches=negative"]),
-    "nft_two_updates": ("shapes_nft", [*EXACT, *ON_POLICY, "updates_per_rollout=2", "micro_batch=32"]),
-    "art": ("shapes_art", ["backward=exact"]),
-    "flow_grpo_fast": ("shapes_flow_grpo_fast", ["backward=exact"]),
+    "nft": ("shapes_nft", [*NFT, "algorithm.decay=0.9"]),
+    "nft_on_policy": ("shapes_nft", ON_POLICY),
+    "nft_unanchored": ("shapes_nft", [*NFT, "algorithm.decay=0.9", "algorithm.anchor=current"]),
+    "nft_positive": ("shapes_nft", [*ON_POLICY, "algorithm.branches=positive"]),
+    "nft_negative": ("shapes_nft", [*ON_POLICY, "algorithm.branches=negative"]),
+    "nft_two_updates": ("shapes_nft", [*ON_POLICY, "updates_per_rollout=2", "micro_batch=16"]),
+    "art": ("shapes_art", ["backward=exact", *RATE, *SMALL, "micro_batch=16"]),
 }
-"""Arm -> (preset, overrides)."""
+"""Arm of the claims on stability -> (preset, overrides)."""
+PRESETS = ("shapes_nft", "shapes_art", "shapes_flow_grpo_fast")
+"""Of the claims on cost: at their own rates, in full, as compare_algorithms.py trains them."""
 
 Curve = Mapping[str, Any]
 
 
-def run(arm: str, seed: int, rollouts: int, out: Path, more: Sequence[str]) -> dict[str, Any]:
-    """Train one arm; its curve: rewards per rollout, cost, gradient norms, and the verifier on held-out prompts."""
+def run(
+    arm: str, seed: int, rollouts: int, out: Path, more: Sequence[str], only_read: bool
+) -> dict[str, Any]:
+    """Train one arm of the claims on stability."""
     experiment, overrides = ARMS[arm]
     everything = [f"rollouts={rollouts}", *overrides, *more]
-    folder = train(experiment, seed, out / arm / f"seed{seed}", everything)
+    return curve(arm, seed, train(experiment, seed, out / arm / f"seed{seed}", everything, only_read))
+
+
+def curve(arm: str, seed: int, folder: Path) -> dict[str, Any]:
+    """What the verdicts look at: reward, cost so far and gradient norm of every rollout."""
     rows = [row for row in read_metrics(folder) if "reward/total/mean" in row]
     return {
         "arm": arm,
@@ -131,14 +147,14 @@ def report(curves: Sequence[Curve], forces: Sequence[Mapping[str, float]]) -> st
             "two updates are slower than one (paper: 15.2x in steps)",
         ),
         (
-            "art",
-            "nft",
+            "shapes_art",
+            "shapes_nft",
             "cost",
             "ART reaches NFT's late average reward with less compute (paper: 12.02x, 13B video)",
         ),
         (
-            "art",
-            "flow_grpo_fast",
+            "shapes_art",
+            "shapes_flow_grpo_fast",
             "cost",
             "ART reaches Flow-GRPO-Fast's late average with less compute (paper: 11.72x)",
         ),
@@ -176,8 +192,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rollouts", type=int, default=100)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--rollouts", type=int, default=60, help="of the claims on stability")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1], help="of the claims on stability")
+    parser.add_argument(
+        "--preset-seeds", nargs="*", type=int, default=[0, 1, 2], help="of the claims on cost"
+    )
     parser.add_argument(
         "--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM", help=", ".join(ARMS)
     )
@@ -186,9 +205,20 @@ def main() -> None:
         "--force-rollouts", type=int, default=10, help="rollouts whose second update is taken apart"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "outputs/claims")
+    parser.add_argument(
+        "--presets",
+        type=Path,
+        default=ROOT / "outputs/compare_algorithms",
+        help="where compare_algorithms.py keeps its runs; what is missing there is trained",
+    )
+    parser.add_argument(
+        "--only-read", action="store_true", help="judge the newest finished runs; train nothing"
+    )
     arguments = parser.parse_args()
     stated = (
-        f"Length: {arguments.rollouts} rollouts; seeds: {arguments.seeds}; arms: {', '.join(arguments.arms)}.\n"
+        f"Stability: {arguments.rollouts} rollouts of 32 pictures, {' '.join(RATE)}, exact backward; seeds "
+        f"{arguments.seeds}; arms {', '.join(arguments.arms)}.\n"
+        f"Cost: {', '.join(PRESETS)} as they are; seeds {arguments.preset_seeds}.\n"
         f"{CRITERIA}\nForces: mean over {arguments.force_rollouts} rollouts, seed {arguments.seeds[0]}."
     )
     print(stated, flush=True)
@@ -197,10 +227,16 @@ def main() -> None:
     try:
         for seed in arguments.seeds:
             for arm in arguments.arms:
-                curves.append(run(arm, seed, arguments.rollouts, arguments.out, arguments.set))
+                curves.append(
+                    run(arm, seed, arguments.rollouts, arguments.out, arguments.set, arguments.only_read)
+                )
+        for seed in arguments.preset_seeds:
+            for preset in PRESETS:
+                output = arguments.presets / preset / f"seed{seed}"
+                curves.append(curve(preset, seed, train(preset, seed, output, (), arguments.only_read)))
         forces = []
         if arguments.force_rollouts:
-            overrides = ["backward=exact", *arguments.set]
+            overrides = ["backward=exact", *SMALL, "micro_batch=16", *arguments.set]
             taken = measure("shapes_art", arguments.seeds[0], arguments.force_rollouts, overrides)
             forces = [asdict(f) for f in taken]
     except UserError as error:

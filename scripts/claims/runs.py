@@ -9,17 +9,35 @@ from jaggrl.errors import UserError
 from jaggrl.infra.report import RESULT
 
 
-def train(experiment: str, seed: int, output: Path, overrides: Sequence[str] = ()) -> Path:
+def train(
+    experiment: str, seed: int, output: Path, overrides: Sequence[str] = (), only_read: bool = False
+) -> Path:
     """``python -m jaggrl.train experiment=... seed=...``; a finished run of the same config and code is kept.
+
+    Args:
+        experiment: of conf/experiment.
+        seed: of the run.
+        output: where the run lies, alone.
+        overrides: further ones.
+        only_read: take the newest finished run below ``output`` as it is.
 
     Returns:
         the run folder, which holds ``result.json`` and ``metrics.jsonl``.
     """
+    if only_read:
+        return newest(output)
     command = [sys.executable, "-m", "jaggrl.train", f"experiment={experiment}", f"seed={seed}"]
     command += [f"output={output}", "logger=none", *overrides]
     print("+", " ".join(command[1:]), flush=True)
     code = subprocess.run(command, check=False).returncode
-    results = sorted(output.rglob(RESULT), key=lambda file: file.stat().st_mtime)
-    if code or not results:
+    if code:
         raise UserError(f"{experiment} seed {seed} ended with exit code {code}; its log is above")
+    return newest(output)
+
+
+def newest(output: Path) -> Path:
+    """The folder of the newest finished run below ``output``."""
+    results = sorted(output.rglob(RESULT), key=lambda file: file.stat().st_mtime)
+    if not results:
+        raise UserError(f"no finished run lies in {output}; train it first, without --only-read")
     return results[-1].parent
