@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from jaggrl.errors import EXIT_BAD_INPUT, UserError  # noqa: E402
 from jaggrl.infra.files import write_json  # noqa: E402
 from jaggrl.infra.report import RESULT  # noqa: E402
-from scripts.claims.runs import train  # noqa: E402
+from scripts.claims.runs import put_into, train  # noqa: E402
 
 SEEDS: dict[str, tuple[int, ...]] = {
     "shapes_dance": (0, 1, 2),
@@ -39,7 +39,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
 }
 """Preset -> seeds."""
 VERIFIER = "shapes_verifier"
-BEGIN, END = "<!-- compare_algorithms: begin -->", "<!-- compare_algorithms: end -->"
+NAME = "compare_algorithms"
 
 
 def result(preset: str, seed: int, root: Path, overrides: Sequence[str], only_read: bool) -> dict[str, Any]:
@@ -107,15 +107,6 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def put_into(readme: Path, text: str) -> None:
-    """Replace what stands between the markers."""
-    old = readme.read_text()
-    if BEGIN not in old or END not in old:
-        raise UserError(f"{readme} has no lines {BEGIN} and {END}; add them where the table belongs")
-    before, rest = old.split(BEGIN, 1)
-    readme.write_text(f"{before}{BEGIN}\n{text}{END}{rest.split(END, 1)[1]}")
-
-
 def main() -> None:
     """Train, tabulate, write."""
     parser = argparse.ArgumentParser(
@@ -146,7 +137,7 @@ def main() -> None:
             (arguments.out / "algorithms.md").write_text(markdown(rows))
         print("\n" + markdown(rows))
         if arguments.readme:
-            put_into(arguments.readme, markdown(rows))
+            put_into(arguments.readme, NAME, markdown(rows))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)

@@ -41,3 +41,13 @@ def newest(output: Path) -> Path:
     if not results:
         raise UserError(f"no finished run lies in {output}; train it first, without --only-read")
     return results[-1].parent
+
+
+def put_into(readme: Path, name: str, text: str) -> None:
+    """Replace what stands between a file's markers ``<!-- name: begin -->`` and ``<!-- name: end -->``."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    old = readme.read_text()
+    if begin not in old or end not in old:
+        raise UserError(f"{readme} has no lines {begin} and {end}; add them where the table belongs")
+    before, rest = old.split(begin, 1)
+    readme.write_text(f"{before}{begin}\n{text}{end}{rest.split(end, 1)[1]}")

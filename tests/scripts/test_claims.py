@@ -8,8 +8,9 @@ from jaggrl.algorithms.diffusion_art import DiffusionART
 from jaggrl.diffusion.kernels import FlowSDE
 from jaggrl.errors import UserError
 from scripts.claims.forces import _forces
+from scripts.claims.runs import put_into
 from scripts.claims.verdicts import SPAN, first_reach, late_average, shape, smooth, sparkline
-from scripts.compare_algorithms import BEGIN, END, interval, markdown, put_into, summary
+from scripts.compare_algorithms import interval, markdown, summary
 from scripts.reproduce_claims import collapse_claims, report, speed
 from tests.algorithms.presets import ode
 from tests.toys import gradients, toy_trainer
@@ -127,9 +128,9 @@ def test_table_and_readme(tmp_path):
     text = markdown(rows)
     assert "| dance | 2 | +0.2000 [" in text and "| nft | 1 | +0.2000 [-0.8000, +1.2000]" in text
     readme = tmp_path / "README.md"
-    readme.write_text(f"a\n{BEGIN}\nold\n{END}\nb\n")
-    put_into(readme, text)
-    assert readme.read_text() == f"a\n{BEGIN}\n{text}{END}\nb\n"
+    readme.write_text("a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n")
+    put_into(readme, "x", text)
+    assert readme.read_text() == f"a\n<!-- x: begin -->\n{text}<!-- x: end -->\nb\n"
     readme.write_text("no markers")
     with pytest.raises(UserError, match="has no lines"):
-        put_into(readme, text)
+        put_into(readme, "x", text)

@@ -1,0 +1,218 @@
+"""Backward strategies at equal compute: train each on the same forward-equivalents and compare what was learned.
+
+    python scripts/matched_compute.py                              30 runs: an hour and a half on two cores
+    python scripts/matched_compute.py --seeds 0 --arms exact jagg long --set budget=6000
+    python scripts/matched_compute.py --only-read --readme README.md
+
+DanceGRPO on the shapes world (9 steps, 8 of them trained; 2 prompts x 16 pictures; one update per rollout). Says
+first what it could detect. Writes ``matched.md``, ``matched.json`` and ``matched.png``.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from jaggrl.errors import EXIT_BAD_INPUT, UserError  # noqa: E402
+from jaggrl.infra.files import write_json  # noqa: E402
+from jaggrl.infra.logging import read_metrics  # noqa: E402
+from jaggrl.infra.report import RESULT  # noqa: E402
+from scripts.claims.runs import put_into, train  # noqa: E402
+
+BUDGET = 18_000
+"""Forward-equivalents of a run: 17 exact updates."""
+BASE = [
+    f"budget={BUDGET}",
+    "rollouts=1000",
+    "prompts_per_rollout=2",
+    "micro_batch=32",
+    "optim.lr=8e-5",
+    "algorithm.rollout.schedule.steps=9",
+    "evaluation.samples=2",
+]
+ARMS: dict[str, tuple[str, list[str]]] = {
+    "exact": ("exact, every step", ["backward=exact"]),
+    "jagg": ("JAGG, W=4", ["backward=jagg", "backward.window=4"]),
+    "ablate": ("ablate, W=4", ["backward=ablate", "backward.window=4"]),
+    "subset": ("subset, 2 of 4", ["backward=subset", "backward.window=4"]),
+    "jagg_all": ("JAGG, W=8 (all)", ["backward=jagg", "backward.window=0"]),
+    "long": ("long: 2 Chebyshev anchors, W=8", ["backward=long"]),
+}
+"""Arm -> (title, overrides)."""
+NAME = "matched_compute"
+SPREAD, GAIN = 0.003, 0.02
+"""Deviation over seeds and gain of the trained reward that earlier runs of this size let expect."""
+
+Run = Mapping[str, Any]
+
+
+def power(seeds: int) -> str:
+    """What difference of mean gains would be seen, said before any run."""
+    error = SPREAD * math.sqrt(2 / seeds)
+    seen = 2.8 * error  # 80 % power at 5 %, two-sided
+    return (
+        f"Expected: a gain near {GAIN:g} with a deviation of {SPREAD:g} over seeds. {seeds} seeds see a difference of "
+        f"{seen:.4f} ({seen / GAIN:.0%} of the gain) in four of five tries; a fifth of the gain is {GAIN / 5:g}."
+    )
+
+
+def run(arm: str, seed: int, root: Path, more: Sequence[str], only_read: bool) -> dict[str, Any]:
+    """Train one arm: its result and its curve."""
+    overrides = [*BASE, *ARMS[arm][1], *more]
+    folder = train("shapes_dance", seed, root / arm / f"seed{seed}", overrides, only_read)
+    result = json.loads((folder / RESULT).read_text())
+    rows = [row for row in read_metrics(folder) if "reward/total/mean" in row]
+    return {
+        "arm": arm,
+        "seed": seed,
+        "rewards": result["rewards"],
+        "updates": result["optimizer_updates"],
+        "cost": [row["cost/forward_equivalents"] for row in rows],
+        "seconds": np.cumsum([row["time/step_s"] for row in rows]).tolist(),
+        "curve": [row["reward/total/mean"] for row in rows],
+    }
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half of Student's 95 % interval; no interval from one value."""
+    if len(values) < 2:
+        return values[0], math.nan
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), half
+
+
+def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One row per arm: cost, gain, and the gain's difference to exact and to JAGG, paired by seed."""
+    trained = next(name for name, r in runs[0]["rewards"].items() if r["trained"])
+    gains = {(r["arm"], r["seed"]): r["rewards"][trained]["gain"] for r in runs}
+    rows = []
+    for arm in dict.fromkeys(r["arm"] for r in runs):
+        mine = [r for r in runs if r["arm"] == arm]
+        row: dict[str, Any] = {
+            "arm": arm,
+            "seeds": [r["seed"] for r in mine],
+            "trained": trained,
+            "updates": statistics.fmean(r["updates"] for r in mine),
+            "forward_equivalents": statistics.fmean(r["cost"][-1] for r in mine),
+            "seconds": statistics.fmean(r["seconds"][-1] for r in mine),
+            "gain": interval([gains[arm, r["seed"]] for r in mine]),
+            "verifier": interval([r["rewards"]["shapes_verifier"]["gain"] for r in mine]),
+        }
+        for other in ("exact", "jagg"):
+            pairs = [gains[arm, s] - gains[other, s] for s in row["seeds"] if (other, s) in gains]
+            row[f"minus_{other}"] = interval(pairs) if pairs and other != arm else None
+        rows.append(row)
+    return rows
+
+
+def told(value: tuple[float, float] | None) -> str:
+    """``+.0123 ± .0045``."""
+    return (
+        "" if value is None else f"{value[0]:+.4f}" + ("" if math.isnan(value[1]) else f" ± {value[1]:.4f}")
+    )
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table; intervals are 95 % over seeds."""
+    head = ["strategy", "seeds", "updates", "forward-equivalents", "seconds", f"{rows[0]['trained']} gain"]
+    head += ["minus exact", "minus JAGG W=4", "verifier"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = [ARMS[row["arm"]][0], str(len(row["seeds"])), f"{row['updates']:.0f}"]
+        cells += [f"{row['forward_equivalents']:,.0f}", f"{row['seconds']:.0f}"]
+        cells += [told(row[k]) for k in ("gain", "minus_exact", "minus_jagg", "verifier")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Rollout reward against forward-equivalents and against seconds (mean over seeds), and the held-out gains."""
+    from matplotlib.figure import Figure
+
+    from jaggrl.infra.plots import COLOURS
+
+    figure = Figure((13, 4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for colour, row in zip(COLOURS, rows, strict=False):
+        mine = [r for r in runs if r["arm"] == row["arm"]]
+        length = min(len(r["curve"]) for r in mine)
+        for axis, key in zip(axes[:2], ("cost", "seconds"), strict=True):
+            x = np.mean([r[key][:length] for r in mine], axis=0)
+            y = np.mean([running_mean(r["curve"][:length]) for r in mine], axis=0)
+            axis.plot(x, y, color=colour, label=ARMS[row["arm"]][0])
+        gain, half = row["gain"]
+        axes[2].errorbar(
+            gain, -rows.index(row), xerr=0 if math.isnan(half) else half, fmt="o", color=colour, capsize=3
+        )
+    for axis, label in zip(axes[:2], ("forward-equivalents", "seconds"), strict=True):
+        axis.set_xlabel(label)
+        axis.set_ylabel("reward of the rollouts, running mean")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=7)
+    axes[2].set_yticks([-i for i in range(len(rows))], [ARMS[row["arm"]][0] for row in rows], fontsize=8)
+    axes[2].set_xlabel(f"held-out gain of {rows[0]['trained']} (95 % over seeds)")
+    axes[2].axvline(0, color="0.7", lw=0.8)
+    axes[2].grid(alpha=0.3)
+    figure.savefig(file, dpi=120)
+
+
+def running_mean(values: Sequence[float], keep: float = 0.85) -> list[float]:
+    """Exponential mean, corrected for its start."""
+    total, weight, means = 0.0, 0.0, []
+    for value in values:
+        total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
+        means.append(total / weight)
+    return means
+
+
+def main() -> None:
+    """State, train, tabulate, draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM", help=", ".join(ARMS)
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides for every run")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs/matched_compute")
+    parser.add_argument(
+        "--only-read", action="store_true", help="tabulate the newest finished runs; train nothing"
+    )
+    parser.add_argument("--readme", type=Path, help="file whose marked table is replaced")
+    arguments = parser.parse_args()
+    print(power(len(arguments.seeds)), flush=True)
+    try:
+        runs = [
+            run(arm, seed, arguments.out, arguments.set, arguments.only_read)
+            for seed in arguments.seeds
+            for arm in arguments.arms
+        ]
+        runs.sort(key=lambda r: (arguments.arms.index(r["arm"]), r["seed"]))
+        rows = summary(runs)
+        text = markdown(rows)
+        write_json(
+            arguments.out / "matched.json", {"power": power(len(arguments.seeds)), "rows": rows, "runs": runs}
+        )
+        (arguments.out / "matched.md").write_text(text)
+        plot(runs, rows, arguments.out / "matched.png")
+        print("\n" + text)
+        if arguments.readme:
+            put_into(arguments.readme, NAME, text)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()
