@@ -47,26 +47,60 @@ def table(variant: str, rows: Rows) -> str:
 
 
 def plot(variants: dict[str, Rows], file: Path) -> None:
-    """Speed-up over exact per strategy: cost model, FLOPs, clock; one panel per variant."""
+    """Per variant a column of panels: speed-up over exact, seconds forward and backward, gigabytes for the backward."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    size = (4.2 * len(variants), 4.2)
-    figure, axes = plt.subplots(1, len(variants), figsize=size, sharey=True, squeeze=False)
-    for axis, (variant, rows) in zip(axes[0], variants.items(), strict=True):
-        names = list(rows)
-        for k, (key, label) in enumerate(BARS.items()):
-            if key in rows["exact"]:
-                places = [i + 0.27 * (k - 1) for i in range(len(names))]
-                axis.barh(places, [rows[n][key] for n in names], 0.25, label=label)
-        axis.set_yticks(range(len(names)), names)
-        axis.axvline(1, color="0.6", lw=0.8)
-        axis.set_xlabel("update speed-up over exact")
-        axis.set_title(variant.replace("_", ", "))
+    timed = all("update_s" in row for rows in variants.values() for row in rows.values())
+    panels = [_speedups, _seconds, _gigabytes] if timed else [_speedups, _gigabytes]
+    size = (4.2 * len(variants) + 1, 3.6 * len(panels))
+    figure, axes = plt.subplots(
+        len(panels), len(variants), figsize=size, sharex="row", sharey=True, squeeze=False
+    )
+    for column, (variant, rows) in enumerate(variants.items()):
+        axes[0][column].set_title(variant.replace("_", ", "))
+        for line, panel in enumerate(panels):
+            panel(axes[line][column], rows)
+            axes[line][column].set_yticks(range(len(rows)), list(rows))
     axes[0][0].invert_yaxis()
-    axes[0][-1].legend(frameon=False, fontsize=8)
+    for line in axes:
+        line[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
     figure.savefig(file, dpi=120)
     plt.close(figure)
+
+
+def _speedups(axis: Any, rows: Rows) -> None:
+    """By cost model, FLOPs and clock."""
+    for k, (key, label) in enumerate(BARS.items()):
+        if key in rows["exact"]:
+            places = [i + 0.27 * (k - 1) for i in range(len(rows))]
+            axis.barh(places, [row[key] for row in rows.values()], 0.25, label=label)
+    axis.axvline(1, color="0.6", lw=0.8)
+    axis.set_xlabel("update speed-up over exact")
+
+
+def _seconds(axis: Any, rows: Rows) -> None:
+    """The forward and the backward part of an update, one after the other."""
+    forward = [row["forward_s"] for row in rows.values()]
+    axis.barh(range(len(rows)), forward, 0.7, color="tab:cyan", label="forward")
+    backward = [row["backward_s"] for row in rows.values()]
+    axis.barh(range(len(rows)), backward, 0.7, left=forward, color="tab:purple", label="backward")
+    axis.set_xlabel("seconds of an update")
+
+
+def _gigabytes(axis: Any, rows: Rows) -> None:
+    """Activations held for the backward at their most; on a GPU its peak memory too."""
+    axis.barh(
+        range(len(rows)),
+        [row["saved_bytes"] / 1e9 for row in rows.values()],
+        0.7,
+        color="tab:gray",
+        label="activations",
+    )
+    if "peak_bytes" in rows["exact"]:
+        peaks = [row["peak_bytes"] / 1e9 for row in rows.values()]
+        axis.plot(peaks, range(len(rows)), "k|", ms=12, mew=2, label="peak of the device")
+    axis.set_xlabel("GB held for the backward, at most")
