@@ -49,7 +49,8 @@ test-slow: setup ## only the slow tests: whole trainings, several ranks (up to a
 test-all: setup ## all tests, the slow ones too
 	$(PYTEST) -m 'slow or not slow'
 
-smoke: setup ## a whole run in seconds: rollout, reward, update, checkpoint, report
+smoke: setup ## every algorithm with every backward strategy, what is refused and why, and a whole small run
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.test_matrix
 	$(BIN)/python -m jaggrl.train debug=smoke resume=none
 
 format: setup ## format the code and mend what the linter can

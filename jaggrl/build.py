@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 from jaggrl.algorithms.base import Algorithm
 from jaggrl.backward.strategy import Backward
 from jaggrl.diffusion.exploration import Nowhere
-from jaggrl.diffusion.grouping import cut
 from jaggrl.errors import UserError, unknown
 from jaggrl.infra.distributed import Ranks, shard
 from jaggrl.infra.wandb_run import MODES
@@ -118,7 +117,9 @@ def check(config: Config) -> Plan:
         updates=loop.updates_per_rollout,
         group=loop.group_size,
     )
-    cut(range(100), backward.window)
+    # the first rollout's windows, with any noise levels: does the exploration fit, is there a step to train?
+    outline = sampler.outline(lambda steps: torch.linspace(1, 0, steps + 1), 0, loop.seed)
+    algorithm.groups(outline, 0, backward.window, loop.seed)
     train_prompts = load_prompts(config["prompts"]["train"])
     heldout_prompts = check_evaluation(config)
     baseline = config["evaluation"]["baseline"]

@@ -62,6 +62,12 @@ class Sampler:
         walk = [None if i in explored else after if i > last else self.solver for i in range(schedule.steps)]
         return schedule, walk
 
+    def outline(self, model_sigmas: ModelSigmas, rollout: int, seed: int) -> Trajectory:
+        """A rollout's steps without samples: enough to cut its windows, before anything is sampled."""
+        schedule, walk = self.plan(model_sigmas, rollout, seed)
+        noisy_S, nothing = tuple(solver is None for solver in walk), torch.empty(0)
+        return Trajectory([], [], Condition({}), schedule.t_S, schedule.sigma_S, noisy_S, nothing, nothing)
+
 
 class Rollout:
     """Samples trajectories in micro-batches; the result does not depend on their size or on the rank."""

@@ -31,7 +31,6 @@ from jaggrl.results import (
     take_baseline,
 )
 from jaggrl.selfcheck import findings, table
-from jaggrl.trajectory import Condition, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -153,10 +152,7 @@ class Session:
     def _prediction(self) -> Prediction:
         """Predicted passes of one rollout's updates and the saving against exact."""
         trainer, loop = self.trainer, self.plan.loop
-        schedule, walk = self.plan.sampler.plan(self.policy.model.sigmas, 0, loop.seed)
-        nothing = torch.empty(0)
-        noisy_S = tuple(solver is None for solver in walk)
-        outline = Trajectory([], [], Condition({}), schedule.t_S, schedule.sigma_S, noisy_S, nothing, nothing)
+        outline = self.plan.sampler.outline(self.policy.model.sigmas, 0, loop.seed)
         groups = trainer.algorithm.groups(outline, 0, trainer.backward.window, loop.seed)
         return predict(
             trainer.backward,
@@ -165,7 +161,7 @@ class Session:
             self.config["checkpointing"],
             self.policy.lora is not None,
             len({trainer.algorithm.behaviour, *trainer.algorithm.needs} - {"current"}),
-            schedule.steps,
+            len(outline.t_S),
             "velocities" in trainer.algorithm.record,
         )
 

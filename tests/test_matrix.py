@@ -1,36 +1,39 @@
-"""Every algorithm with every backward strategy, on toys: each cell trains, and exact is plain autograd.
+"""Every algorithm with every backward strategy of ``conf/``, on toys: each cell trains, exact is plain autograd.
 
-Run it as a script (``python -m tests.test_matrix``) to print the matrix.
+Run it as a script (``python -m tests.test_matrix``) to print the matrix, and the combinations that are refused.
 """
+
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
 from jaggrl.algorithms.base import Algorithm
-from jaggrl.backward.interpolants import Debiased, Ends, Exact, Interpolant, Lagrange, Linear, Subset
+from jaggrl.backward.interpolants import Ends, Exact, Linear
 from jaggrl.backward.strategy import Backward
+from jaggrl.build import make
 from jaggrl.trainer import Trainer
 from tests.algorithms.presets import PRESETS
+from tests.test_config import choices, composed
+from tests.test_refusals import print_refusals
 from tests.toys import gradients, toy_trainer
 
-STRATEGIES: dict[str, tuple[Interpolant, dict]] = {
-    "exact": (Exact(), {}),
-    "jagg": (Linear(), {"graph": "joint"}),
-    "jagg_sequential": (Linear(), {"graph": "sequential"}),
-    "jagg_batched": (Linear(), {"graph": "batched"}),
-    "ablate": (Ends(), {}),
-    "quadratic": (Lagrange(3), {}),
-    "subset": (Subset(2), {}),
-    "debiased": (Debiased(1.0), {}),
-}
+DEFAULT = ("exact", "jagg", "jagg_sequential", "ablate")
+STRATEGIES = [*DEFAULT, *sorted({*choices("backward")} - {*DEFAULT, "base"})]
+"""The files of ``conf/backward``."""
+
+
+@cache
+def settings_of(strategy: str) -> dict[str, Any]:
+    """The config of ``backward=strategy``."""
+    return composed(f"backward={strategy}")["backward"]
 
 
 def trainer_of(name: str, strategy: str = "exact", **loop) -> Trainer:
     algorithm, sampler = PRESETS[name]()
-    interpolant, options = STRATEGIES[strategy]
-    return toy_trainer(
-        algorithm, sampler, interpolant, {"window": 4, **options}, updates_per_rollout=2, lr=0.05, **loop
-    )
+    backward = make(settings_of(strategy), "backward")
+    return toy_trainer(algorithm, sampler, backward, updates_per_rollout=2, lr=0.05, **loop)
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
@@ -49,9 +52,6 @@ def train_cell(name: str, strategy: str) -> str:
     if not (moved.isfinite() and moved > 0) or trainer.policy.version != 4:
         return f"did not train: moved {float(moved)} in {trainer.policy.version} updates"
     return ""
-
-
-DEFAULT = ("exact", "jagg", "jagg_sequential", "ablate")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,31 @@ def test_micro_batch_size_never_changes_the_gradient(name):
     assert torch.allclose(results[0], results[1], atol=1e-6)
 
 
+def print_matrix() -> bool:
+    """Run and print every cell; whether all of them trained."""
+    problems = {}
+    print("Algorithm x backward strategy, two rollouts of two updates each on toys:")
+    print(f"{'':26}" + "".join(f"  {s}" for s in STRATEGIES))
+    for name in PRESETS:
+        print(f"{name:26}", end="")
+        for strategy in STRATEGIES:
+            try:
+                problem = train_cell(name, strategy)
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+            if problem:
+                problems[name, strategy] = problem
+            print(f"  {'FAILED' if problem else 'ok':>{len(strategy)}}", end="", flush=True)
+        print()
+    for (name, strategy), problem in problems.items():
+        print(f"FAILED: {name} with {strategy}: {problem}")
+    print(
+        f"{len(PRESETS) * len(STRATEGIES) - len(problems)} of {len(PRESETS) * len(STRATEGIES)} cells trained"
+    )
+    return not problems
+
+
 if __name__ == "__main__":
-    print(f"{'':28}" + "".join(f"{s:>17}" for s in STRATEGIES))
-    for row in PRESETS:
-        print(f"{row:28}" + "".join(f"{train_cell(row, s) or 'ok':>17}" for s in STRATEGIES), flush=True)
+    trained = print_matrix()
+    refused = print_refusals()
+    raise SystemExit(0 if trained and refused else 1)

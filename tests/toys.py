@@ -117,7 +117,7 @@ def toy_prompts(texts: Sequence[str]) -> PromptSet:
 def toy_trainer(
     algorithm: Algorithm,
     sampler: Sampler,
-    interpolant: Interpolant | None = None,
+    interpolant: Interpolant | Backward | None = None,
     backward: dict[str, Any] | None = None,
     reward: WeightedReward | None = None,
     policy: Policy | None = None,
@@ -127,7 +127,7 @@ def toy_trainer(
     optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
     **loop: Any,
 ) -> Trainer:
-    """A whole trainer around toys; ``loop`` overrides sizes."""
+    """A whole trainer around toys, with a whole strategy or a rule and its options; ``loop`` overrides sizes."""
     sizes = {
         "prompts_per_rollout": 2,
         "group_size": 4,
@@ -137,6 +137,11 @@ def toy_trainer(
         "seed": 0,
     } | loop
     policy = policy or toy_policy()
+    strategy = (
+        interpolant
+        if isinstance(interpolant, Backward)
+        else Backward(interpolant or Exact(), **(backward or {}))
+    )
     return Trainer(
         Loop(**sizes),
         ranks or Ranks(0, 1, CPU),
@@ -145,7 +150,7 @@ def toy_trainer(
         Rollout(sampler, sizes["seed"], sizes["micro_batch"]),
         reward or WeightedReward({"brightness": Brightness()}, {"brightness": 1.0}),
         algorithm,
-        Backward(interpolant or Exact(), **(backward or {})),
+        strategy,
         optimizer(policy.parameters, lr=lr),
     )
 
