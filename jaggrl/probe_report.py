@@ -10,8 +10,10 @@ from typing import Any
 import yaml
 
 from jaggrl.backward.cost import Prediction, backward_units, predict
+from jaggrl.backward.interpolants import Linear
 from jaggrl.infra.files import write_atomic, write_json
 from jaggrl.infra.logging import plain
+from jaggrl.probe_verdicts import verdicts
 from jaggrl.probing import Measured, Probe
 
 # JAGG, Table 5: cosine (spread) and norm ratio (spread) by group, 20 steps, W = 4.
@@ -168,6 +170,22 @@ class ProbeReport:
         good = [n for n in self.probe.strategies if n == "exact" or self.cosine(n).mean >= ACCEPT]
         return min(good, key=lambda n: self.cost(n, self.updates).units)
 
+    def verdicts(self) -> list[str]:
+        """Does JAGG beat its equals in cost, and does another strategy dominate it?"""
+        strategies, measured = self.probe.strategies, self.probe.measured
+
+        def same_rule(a: str, b: str) -> bool:
+            size = measured[a].groups[0][0]
+            counts = [strategies[n].interpolant.counts(size)[0] for n in (a, b)]
+            return measured[a].groups == measured[b].groups and counts[0] == counts[1]
+
+        return verdicts(
+            {name: [x.cosine for x in told.whole] for name, told in measured.items()},
+            {name: self.cost(name, self.updates).units for name in strategies},
+            [name for name, b in strategies.items() if type(b.interpolant) is Linear],
+            same_rule,
+        )
+
     def write(self, folder: Path, recommend: str) -> str:
         """probe.json, probe.txt, probe.png and the presets backward/{probed,frontier}.yaml. Returns the text."""
         fraction, best = self.jagg_frac(recommend), self.frontier()
@@ -178,6 +196,8 @@ class ProbeReport:
                 "",
                 self.table_5(),
                 self.table_cost(),
+                *self.verdicts(),
+                "",
                 f"recommended: {recommend} with jagg_frac={fraction:g} (leading positions with mean cosine >= "
                 f"{THRESHOLD}; the paper's rule gives FLUX 0.8, and it chose 0.6)",
                 f"frontier: {best} is the cheapest with cosine >= {ACCEPT} of the whole update: "
@@ -212,6 +232,7 @@ class ProbeReport:
             "setting": dict(self.setting),
             "rollouts": self.probe.rollouts,
             "paper": PAPER,
+            "verdicts": self.verdicts(),
             "strategies": {name: self._numbers(name, told) for name, told in self.probe.measured.items()},
         }
 

@@ -19,6 +19,7 @@ from jaggrl.diffusion.schedule import DanceSchedule
 from jaggrl.diffusion.solvers import Euler
 from jaggrl.errors import UserError
 from jaggrl.probe_report import ProbeReport
+from jaggrl.probe_verdicts import verdicts
 from jaggrl.probing import Probe, Signal, signal
 from jaggrl.rollout import Sampler
 from tests.toys import ToyModel, toy_policy, toy_trainer
@@ -129,6 +130,21 @@ def test_report_tables_and_presets(tmp_path):
         assert node["seed"] == "${seed}"
     node = yaml.safe_load((tmp_path / "backward/probed.yaml").read_text())
     assert instantiate(node | {"seed": 0}, _convert_="all").jagg_frac == report.jagg_frac("jagg")
+
+
+def test_verdicts_are_paired_and_told_either_way():
+    cosines = {
+        "exact": [1.0] * 3,
+        "jagg": [0.8, 0.7, 0.9],
+        "ablate": [0.7, 0.61, 0.8],
+        "ours": [0.9, 0.81, 1.0],
+    }
+    costs = {"exact": 12.0, "jagg": 6.0, "ablate": 6.0, "ours": 6.0}
+    lines = verdicts(cosines, costs, ["jagg"], lambda a, b: True)
+    assert lines[0].startswith("jagg beats ablate (as many backwards): cosine +0.097")
+    assert lines[1].startswith("jagg loses to ours")
+    assert lines[2].startswith("dominating jagg (higher cosine at no more cost): ours (6 against 6) +0.103")
+    assert verdicts(cosines, costs | {"ours": 7.0}, ["jagg"], lambda a, b: False)[-1].endswith("none")
 
 
 def test_routes_and_the_frontier_follow_the_measurements():
