@@ -76,7 +76,7 @@ def _setting(config: Config, probe: Probe) -> dict[str, Any]:
     return {
         "model": config["model"]["path"],
         "algorithm": config["algorithm"]["_target_"].rsplit(".", 1)[-1],
-        "reward": ", ".join(config["reward"]["weights"]),
+        "reward": ", ".join(name for name, weight in config["reward"]["weights"].items() if weight),
         "rollouts": probe.rollouts,
         "samples per update": samples,
         "ranks": trainer.ranks.world,
