@@ -83,10 +83,10 @@ def run(arm: str, seed: int, root: Path, more: Sequence[str], only_read: bool) -
     }
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and half of Student's 95 % interval; no interval from one value."""
     if len(values) < 2:
-        return values[0], math.nan
+        return values[0], None
     half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values), half
 
@@ -151,9 +151,7 @@ def plot(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], file: Path) -> 
             y = np.mean([running_mean(r["curve"][:length]) for r in mine], axis=0)
             axis.plot(x, y, color=colour, label=ARMS[row["arm"]][0])
         gain, half = row["gain"]
-        axes[2].errorbar(
-            gain, -rows.index(row), xerr=0 if math.isnan(half) else half, fmt="o", color=colour, capsize=3
-        )
+        axes[2].errorbar(gain, -rows.index(row), xerr=half or 0, fmt="o", color=colour, capsize=3)
     for axis, label in zip(axes[:2], ("forward-equivalents", "seconds"), strict=True):
         axis.set_xlabel(label)
         axis.set_ylabel("reward of the rollouts, running mean")
