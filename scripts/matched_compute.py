@@ -115,10 +115,10 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def told(value: tuple[float, float] | None) -> str:
+def told(value: tuple[float, float | None] | None) -> str:
     """``+.0123 ± .0045``."""
     return (
-        "" if value is None else f"{value[0]:+.4f}" + ("" if math.isnan(value[1]) else f" ± {value[1]:.4f}")
+        "" if value is None else f"{value[0]:+.4f}" + ("" if value[1] is None else f" ± {value[1]:.4f}")
     )
 
 
