@@ -25,8 +25,8 @@ from scripts.claims.forces import measure  # noqa: E402
 from scripts.claims.runs import train  # noqa: E402
 from scripts.claims.verdicts import CRITERIA, Shape, first_reach, late_average, shape, smooth, sparkline  # noqa: E402
 
-RATE = ["optim.lr=2e-4", "ema_decay=null"]
-"""Three times the presets' rate, without an average: a collapse that takes hundreds of rollouts fits into tens."""
+RATE, ART_RATE = ["optim.lr=2e-4", "ema_decay=null"], ["optim.lr=6e-5", "ema_decay=null"]
+"""Three times the presets' own rates, without an average: what takes hundreds of rollouts fits into tens."""
 SMALL = [
     "prompts_per_rollout=2",
     "group_size=16",
@@ -43,7 +43,8 @@ ARMS: dict[str, tuple[str, list[str]]] = {
     "nft_positive": ("shapes_nft", [*ON_POLICY, "algorithm.branches=positive"]),
     "nft_negative": ("shapes_nft", [*ON_POLICY, "algorithm.branches=negative"]),
     "nft_two_updates": ("shapes_nft", [*ON_POLICY, "updates_per_rollout=2", "micro_batch=16"]),
-    "art": ("shapes_art", ["backward=exact", *RATE, *SMALL, "micro_batch=16"]),
+    "art": ("shapes_art", ["backward=exact", *ART_RATE, *SMALL, "micro_batch=16"]),
+    "art_at_nft_rate": ("shapes_art", ["backward=exact", *RATE, *SMALL, "micro_batch=16"]),
 }
 """Arm of the claims on stability -> (preset, overrides)."""
 PRESETS = ("shapes_nft", "shapes_art", "shapes_flow_grpo_fast")
@@ -90,11 +91,12 @@ def collapse_claims(curves: Sequence[Curve]) -> list[tuple[str, str, list[bool]]
         "nft_two_updates": ("two updates per rollout without EMA avoid the collapse", False),
         "nft": ("NFT with its lagged policy does not collapse", False),
         "art": ("ART rises and does not collapse, without a schedule", False),
+        "art_at_nft_rate": ("ART rises and does not collapse at NFT's rate either", False),
     }
     found = []
     for arm, (claim, collapses) in expected.items():
         seen = shapes(curves, arm)
-        must_rise = arm in ("nft_on_policy", "art")
+        must_rise = arm in ("nft_on_policy", "art", "art_at_nft_rate")
         holds = [s.collapsed == collapses and (s.rose or not must_rise) for s in seen]
         if seen:
             found.append((claim, arm, holds))
@@ -216,7 +218,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     stated = (
-        f"Stability: {arguments.rollouts} rollouts of 32 pictures, {' '.join(RATE)}, exact backward; seeds "
+        f"Stability: {arguments.rollouts} rollouts of 32 pictures, {' '.join(RATE)} (ART: {ART_RATE[0]}), exact backward; seeds "
         f"{arguments.seeds}; arms {', '.join(arguments.arms)}.\n"
         f"Cost: {', '.join(PRESETS)} as they are; seeds {arguments.preset_seeds}.\n"
         f"{CRITERIA}\nForces: mean over {arguments.force_rollouts} rollouts, seed {arguments.seeds[0]}."
