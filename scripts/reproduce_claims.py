@@ -218,8 +218,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     stated = (
-        f"Stability: {arguments.rollouts} rollouts of 32 pictures, {' '.join(RATE)} (ART: {ART_RATE[0]}), exact backward; "
-        f"seeds {arguments.seeds}; arms {', '.join(arguments.arms)}.\n"
+        f"Stability: {arguments.rollouts} rollouts of 32 pictures, exact backward, {' '.join(RATE)} "
+        f"(ART: {ART_RATE[0]}); seeds {arguments.seeds}; arms {', '.join(arguments.arms)}.\n"
         f"Cost: {', '.join(PRESETS)} as they are; seeds {arguments.preset_seeds}.\n"
         f"{CRITERIA}\nForces: mean over {arguments.force_rollouts} rollouts, seed {arguments.seeds[0]}."
     )
