@@ -46,7 +46,7 @@ ARMS: dict[str, tuple[str, list[str]]] = {
     "ablate": ("ablate, W=4", ["backward=ablate", "backward.window=4"]),
     "subset": ("subset, 2 of 4", ["backward=subset", "backward.window=4"]),
     "jagg_all": ("JAGG, W=8 (all)", ["backward=jagg", "backward.window=0"]),
-    "long": ("long: 2 Chebyshev anchors, W=8", ["backward=long"]),
+    "long": ("long: 2 Chebyshev anchors, W=8", ["backward=long", "backward.window=0"]),
 }
 """Arm -> (title, overrides)."""
 NAME = "matched_compute"
