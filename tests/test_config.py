@@ -11,6 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from jaggrl.build import Config, check, resolve
 from jaggrl.errors import UserError
+from jaggrl.infra.precheck import precheck
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -116,6 +117,62 @@ def test_layout_that_does_not_divide_names_the_nearest(monkeypatch: pytest.Monke
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match="use prompts_per_rollout=3"):
         check(composed("group_size=4", "prompts_per_rollout=4", "updates_per_rollout=1"))
+
+
+@pytest.mark.parametrize(
+    ("typo", "expected"),
+    [
+        (
+            "evaluation.before=false",
+            "unknown config key 'evaluation.before': choose one of: baseline, every,",
+        ),
+        ("evaluation.evry=1", "unknown config key 'evaluation.evry': did you mean 'evaluation.every'?"),
+        ("algorithm.clip_rang=0.1", "'algorithm.clip_rang': did you mean 'algorithm.clip_range'?"),
+        ("algorithm.kernel.etta=1", "'algorithm.kernel.etta': did you mean 'algorithm.kernel.eta'?"),
+        ("algorithm.eta=1", "unknown config key 'algorithm.eta': did you mean 'algorithm.kernel.eta'?"),
+        ("algoritm.clip_range=1", "'algoritm.clip_range': did you mean 'algorithm.clip_range'?"),
+        ("algorithm.nft_beta=1", "unknown config key 'algorithm.nft_beta': choose one of: advantage,"),
+        ("rollout=2", "unknown config key 'rollout': did you mean 'rollouts' or 'algorithm.rollout'?"),
+        ("~rolouts", "unknown config key 'rolouts': did you mean 'rollouts'?"),
+        ("~nothing.here", "unknown config key 'nothing.here': --cfg job shows all keys"),
+        ("lora.rank=4", "unknown config key 'lora.rank'"),
+        ("rollouts=many", "rollouts=many: must be a number (the default is 2)"),
+        ("optim.lr=fast", "optim.lr=fast: must be a number"),
+        ("evaluation=5", "evaluation=5: has keys; choose one of: baseline, every,"),
+        ("algorithm.rollout.exploration=Nowhere", "exploration=Nowhere: must be an object, as in {_target_"),
+        ("reward.eval=hpsv2", "reward.eval=hpsv2: must be a list, as in reward.eval=[hpsv2]"),
+        ("optim=adam", "unknown optim 'adam': did you mean 'adamw'?"),
+        ("algorithm=dancegrpo", "unknown algorithm 'dancegrpo': did you mean 'dance_grpo'?"),
+        ("scorers=published", "group 'scorers' is not used by train.yaml: here it is scorers@model.scorers="),
+        ("+rollouts=3", "Could not append to config. An item is already at 'rollouts'"),
+    ],
+)
+def test_typo_beside_an_experiment_is_told_by_its_own_name(typo: str, expected: str) -> None:
+    GlobalHydra.instance().clear()
+    with pytest.raises(UserError) as caught:
+        precheck(["experiment=shapes_dance", "debug=smoke", typo], "train", CONF)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("typo", ["experiment=shapes_danse", "debug=smok"])
+def test_unknown_experiment_is_told(typo: str) -> None:
+    GlobalHydra.instance().clear()
+    with pytest.raises(UserError, match="did you mean '(shapes_dance|smoke)'"):
+        precheck([typo, "seed=1"], "train", CONF)
+
+
+def test_what_hydra_takes_passes() -> None:
+    GlobalHydra.instance().clear()
+    more = [
+        "+new.key=1",
+        "~precision",
+        "ema_decay=0.5",
+        "lora={rank: 4}",
+        "backward.window=[4,2]",
+        "reward.eval=[]",
+    ]
+    precheck(["experiment=shapes_dance", "scorers@model.scorers=published", *more], "train", CONF)
 
 
 @pytest.mark.parametrize(

@@ -131,33 +131,57 @@ def _diagnose(name: str, overrides: Sequence[str], error: Exception) -> UserErro
                 return unknown(override.key_or_group, choice, _choices(override.key_or_group))
     base = _compose_groups(name, parsed)
     if base is None:
-        return UserError(_line(error))
+        return _idle_group(name, parsed) or UserError(_line(error))
     for override in parsed:
         key = override.key_or_group
-        if override.is_add() or override.is_force_add() or OmegaConf.select(base, key) is not None:
-            continue
-        if _choices(key) and key not in base.hydra.runtime.choices:
-            return UserError(f"group {key!r} is not used by {name}.yaml: add it with +{override.input_line}")
-        if key not in set(_keys(base)):
+        if override.is_add() or override.is_force_add() or _place(override) in base.hydra.runtime.choices:
+            continue  # such as experiment=..., a group without a key of its own
+        if OmegaConf.select(base, key) is None and key not in set(_keys(base)):
             return UserError(f"unknown config key {key!r}: {_closest_key(key, base)}")
     return UserError(_line(error))
 
 
+def _idle_group(name: str, parsed: Sequence[Override]) -> UserError | None:
+    """A choice in a group that the config does not use, or uses in another place (``group@package``)."""
+    plain = _compose_groups(name, [])
+    used = [] if plain is None else [str(place) for place in plain.hydra.runtime.choices]
+    for override in parsed:
+        added = override.is_add() or override.is_force_add()
+        if plain is None or added or not _chosen(override) or _place(override) in used:
+            continue
+        group, value = override.key_or_group, override.value()
+        places = [f"here it is {place}={value}" for place in used if place.partition("@")[0] == group]
+        remedy = places[0] if places else f"add it with +{override.input_line}"
+        return UserError(f"group {group!r} is not used by {name}.yaml: {remedy}")
+    return None
+
+
+def _place(override: Override) -> str:
+    """``group``, ``group@package`` or key that an override is about."""
+    return str(override.get_key_element()).lstrip("~+")
+
+
 def _check_kinds(name: str, overrides: Sequence[str]) -> None:
-    """Refuse a word where the config has a number or a switch."""
+    """Refuse a word where the config has a number or a switch, and one value where it has several."""
     parsed = [_parse(text) for text in overrides]
-    words = [
-        o for o in parsed if _is_plain_key(o) and isinstance(o.value(), str) and "${" not in str(o.value())
-    ]
-    base = _compose_groups(name, parsed) if words else None
+    plain = [o for o in parsed if _is_plain_key(o) and o.value() is not None and "${" not in str(o.value())]
+    base = _compose_groups(name, parsed) if plain else None
     if base is None:
         return
-    for override in words:
-        default = OmegaConf.select(base, override.key_or_group, throw_on_missing=False)
-        if isinstance(default, bool | int | float) and not _takes_words(base, override.key_or_group):
+    for override in plain:
+        key, value = override.key_or_group, override.value()
+        default = OmegaConf.select(base, key, throw_on_missing=False)
+        if OmegaConf.is_dict(default) and not isinstance(value, dict):
+            told = "must be an object, as in {_target_: package.Class}"
+            raise UserError(
+                f"{key}={value}: {told if '_target_' in default else 'has keys; ' + _names(default)}"
+            )
+        if OmegaConf.is_list(default) and not isinstance(value, list):
+            raise UserError(f"{key}={value}: must be a list, as in {key}=[{value}]")
+        number = isinstance(default, bool | int | float) and isinstance(value, str)
+        if number and not _takes_words(base, key):
             kind = "true or false" if isinstance(default, bool) else "a number"
-            given = f"{override.key_or_group}={override.value()}"
-            raise UserError(f"{given}: must be {kind} (the default is {default})")
+            raise UserError(f"{key}={value}: must be {kind} (the default is {default})")
 
 
 def _takes_words(base: DictConfig, key: str) -> bool:
@@ -215,18 +239,25 @@ def _missing(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _closest_key(key: str, base: DictConfig) -> str:
-    """The key of the same last name elsewhere, else the most similar key or group."""
+    """The most similar key beside it and those of the same name elsewhere; else its neighbours, or any similar key."""
     known = [name for name in _keys(base) if key.startswith("hydra") or not name.startswith("hydra")]
-    leaf = key.rpartition(".")[2]
+    parent, dot, leaf = key.rpartition(".")
+    beside = [name for name in known if name.rpartition(".")[0] == parent]
+    similar = get_close_matches(key, beside, n=1, cutoff=1 - 0.25 * len(leaf) / len(key))
     elsewhere = [name for name in known if name.rpartition(".")[2] == leaf]
-    if elsewhere:
-        return "did you mean " + " or ".join(map(repr, elsewhere[:3])) + "?"
-    groups = GlobalHydra.instance().config_loader().list_groups("")
-    close = get_close_matches(key, [*known, *groups], n=1, cutoff=0.75)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    parent = OmegaConf.select(base, key.rpartition(".")[0])
-    return did_you_mean(leaf, map(str, parent)) if OmegaConf.is_dict(parent) else "--cfg job shows all keys"
+    found = list(dict.fromkeys([*similar, *elsewhere]))
+    if not found and not (dot and beside):
+        groups = GlobalHydra.instance().config_loader().list_groups("")
+        found = get_close_matches(key, [*known, *groups], n=1, cutoff=0.75)
+    if found:
+        return "did you mean " + " or ".join(map(repr, found[:3])) + "?"
+    node = OmegaConf.select(base, parent) if dot else None
+    return _names(node) if OmegaConf.is_dict(node) else "--cfg job shows all keys"
+
+
+def _names(node: DictConfig) -> str:
+    """``choose one of: ...``, of the keys that a user may set."""
+    return did_you_mean("", (str(key) for key in node if not str(key).startswith("_")))
 
 
 def _line(error: BaseException) -> str:
