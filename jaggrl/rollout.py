@@ -13,6 +13,7 @@ from jaggrl.diffusion.noise import generator, normal
 from jaggrl.diffusion.schedule import DanceSchedule, ModelSigmas, Schedule
 from jaggrl.diffusion.solvers import Solver
 from jaggrl.errors import UserError
+from jaggrl.models.feature_cache import TaylorSeer
 from jaggrl.models.policy import Policy
 from jaggrl.prompts import Prompt
 from jaggrl.trajectory import Condition, Sample, Trajectory
@@ -35,6 +36,8 @@ class Sampler:
     """``independent``, shared by each ``group``, or the whole ``rollout`` (DanceGRPO's init_same_noise)."""
     after_window: Compressed | None = None
     """MixGRPO-Flash: fewer steps, and another solver, after the last stochastic step."""
+    cache: TaylorSeer | None = None
+    """A feature cache: the behaviour policy is then the cached network."""
 
     def __post_init__(self) -> None:
         if self.decode not in ("final", "denoised"):
@@ -100,12 +103,17 @@ class Rollout:
         schedule, walk = self.sampler.plan(policy.model.sigmas, index, self.seed)
         noisy_S = tuple(solver is None for solver in walk)
         condition = policy.model.encode([p.text for p in prompts])
-        pieces = [
-            self._walk(policy, schedule, walk, condition.rows(rows), samples[rows], index, record, tick)
-            for rows in _chunks(len(samples), self.micro_batch)
-        ]
+        pieces = []
+        for rows in _chunks(len(samples), self.micro_batch):
+            with policy.cached(self.sampler.cache):
+                piece = self._walk(
+                    policy, schedule, walk, condition.rows(rows), samples[rows], index, record, tick
+                )
+            pieces.append(piece)
         x0 = torch.cat([x for x, _ in pieces])
         media = torch.cat([policy.model.decode(x0[rows]) for rows in _chunks(len(samples), self.micro_batch)])
+        cache = self.sampler.cache
+        predicted = [] if cache is None else [i for i in range(schedule.steps) if not cache.computed(i)]
         recorded = {name: torch.cat([r[name] for _, r in pieces], 1) for name in record}
         return Trajectory(
             samples,
@@ -118,6 +126,7 @@ class Rollout:
             media,
             recorded,
             policy.version,
+            frozenset(predicted),
         )
 
     def _walk(

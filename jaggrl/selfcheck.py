@@ -6,6 +6,7 @@ import torch
 
 from jaggrl.infra.distributed import total
 from jaggrl.trainer import Trainer
+from jaggrl.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,7 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
     found = []
     deviation = trainer.first_ratio_deviation
     if deviation is not None:
-        limit = 1e-6 if trainer.policy.precision == "fp32" else 1e-3
-        found.append(
-            Finding(
-                "max |ratio - 1| before the first update",
-                f"{deviation:.1e}",
-                deviation <= limit,
-                "rollout and replay see the same network"
-                if deviation <= limit
-                else "rollout and replay differ: guidance, precision or dropout",
-            )
-        )
+        found.append(_ratio(trainer, scored.trajectory, deviation))
     groups = scored.total_N.view(-1, scored.group_size)
     flat = int((groups == groups[:, :1]).all(1).sum())
     found.append(
@@ -82,6 +73,17 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
         )
     )
     return found
+
+
+def _ratio(trainer: Trainer, trajectory: Trajectory, deviation: float) -> Finding:
+    """Rollout and replay must agree, unless a feature cache made the rollout."""
+    limit = 1e-6 if trainer.policy.precision == "fp32" else 1e-3
+    good, meaning = deviation <= limit, "rollout and replay see the same network"
+    if trajectory.predicted:
+        good, meaning = True, "the rollout's feature cache is another policy: see train/cache_*"
+    elif not good:
+        meaning = "rollout and replay differ: guidance, precision or dropout"
+    return Finding("max |ratio - 1| before the first update", f"{deviation:.1e}", good, meaning)
 
 
 def _over_ranks(trainer: Trainer, count: int) -> int:

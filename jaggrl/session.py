@@ -161,7 +161,7 @@ class Session:
             self.config["checkpointing"],
             self.policy.lora is not None,
             len({trainer.algorithm.behaviour, *trainer.algorithm.needs} - {"current"}),
-            len(outline.t_S),
+            sum(self.policy.forward_shares(self.plan.sampler.cache, len(outline.t_S))),
             "velocities" in trainer.algorithm.record,
         )
 
@@ -180,6 +180,7 @@ class Session:
             metrics["perf/peak_mem_gb"] = torch.cuda.max_memory_allocated() / 1e9
         if step == 1:
             self._self_check(metrics)
+            self.plan.sampler.cache is None,
         every = self.config["evaluation"]["every"]
         try:
             if every and step % every == 0 and step < self.config["rollouts"]:

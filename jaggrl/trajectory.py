@@ -7,7 +7,7 @@ Shape legend (used as name suffixes everywhere):
     D  elements of one latent                A  anchors of a backward strategy
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -71,6 +71,12 @@ class Trajectory:
     ``log_prob`` (S, B), ``mean`` (S, B, ...)."""
     version: int = 0
     """The policy version that made it: the count of optimizer steps before the rollout."""
+    predicted: frozenset[int] = frozenset()
+    """Steps whose velocities a feature cache predicted: the cached policy's, not the network's."""
+
+    def fresh(self, version: int, steps: Iterable[int]) -> bool:
+        """Whether the recorded velocities of ``steps`` are those of the network at ``version``."""
+        return version == self.version and self.predicted.isdisjoint(steps)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class Algorithm(ABC):
     """The policy that samples: ``current`` or a shadow."""
     needs: tuple[str, ...] = ()
     """Policies other than the current one that windows ask for."""
+    regresses: bool = False
+    """Its targets are the rollout's velocities, so that they must be the network's."""
     min_group: int = 2
 
     @abstractmethod

@@ -48,6 +48,7 @@ class DiffusionART(Algorithm):
     """``w mean_d (v - v0 - G_v)^2`` on rollout states, masked where the second update would drift."""
 
     record = frozenset({"states", "velocities"})
+    regresses = True
 
     def __init__(
         self,

@@ -220,7 +220,7 @@ class PolicyGradient(Algorithm):
             velocities=velocities,
             loss=lambda j, raw: self._loss(micro, policy, step[j], raw, reference[j], share),
             stored=lambda j: take_steps(tr.recorded["velocities"], step[j]),
-            fresh=policy.version == tr.version,
+            fresh=tr.fresh(policy.version, step_KB[rows].flatten().tolist()),
         )
 
     def _transition(self, micro: Batch, step_B: Tensor, v: Tensor) -> Transition:
@@ -248,6 +248,8 @@ class PolicyGradient(Algorithm):
             policy_B = policy_B / (sigma_S[step_B] - sigma_S[step_B + 1])
         loss_B = policy_B
         stats = self._stats(ratio.detach(), advantage, policy_B.detach())
+        if tr.predicted and policy.version == tr.version:
+            stats |= cache_stats(log_ratio.detach())
         if v_ref is not None:
             kl_B = self._kl(micro, step_B, transition, v, v_ref)
             loss_B = loss_B + self.kl_coef * kl_B
@@ -272,6 +274,15 @@ class PolicyGradient(Algorithm):
             "clip_low": low.float().mean(),
             "policy_loss": policy_B.mean(),
         }
+
+
+def cache_stats(log_ratio_B: Tensor) -> dict[str, Tensor]:
+    """How far the rollout's cached policy is from the network of the same parameters."""
+    return {
+        "cache_ratio_mean": log_ratio_B.exp().mean(),
+        "cache_log_ratio_abs": log_ratio_B.abs().mean(),
+        "cache_ratio_deviation_max": (log_ratio_B.exp() - 1).abs().max(),
+    }
 
 
 def clipped_loss(ratio_B: Tensor, advantage_B: Tensor, clip_range: float) -> Tensor:

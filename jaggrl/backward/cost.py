@@ -69,6 +69,7 @@ def predict(
     references: int,
     rollout_forwards: int,
     stored: bool = True,
+    exact: bool = True,
 ) -> Prediction:
     """Expected cost of one sample's share of a rollout and its updates.
 
@@ -80,13 +81,14 @@ def predict(
         checkpointing: activations are recomputed in the backward.
         lora: only adapters are trained.
         references: forwards of other policies (reference, old) that every trained step also takes.
-        rollout_forwards: network forwards of the rollout, per sample.
+        rollout_forwards: forward-equivalents of the rollout, per sample.
         stored: the algorithm's windows lie on the rollout's own states, so that velocities can be served.
+        exact: the rollout's velocities are the network's, not those of a feature cache.
     """
     b = backward_units(lora, checkpointing)
-    served_share = 0.0
+    fresh, served_share = (1 / updates if exact else 0.0), 0.0
     if stored:
-        served_share = {"off": 0.0, "fresh": 1 / updates}.get(backward.served, 1.0)
+        served_share = {"off": 0.0, "fresh": fresh}.get(backward.served, 1.0)
     grad, nograd, served, interpolated = 0.0, 0.0, 0.0, 0
     for size, position in group_sizes:
         routed = backward.can_interpolate(position, size) and (
@@ -97,7 +99,7 @@ def predict(
         grad += anchors
         served += middles * served_share
         nograd += middles * (1 - served_share)
-        nograd += _ahead(backward, anchors, middles, updates, stored) if routed else 0.0
+        nograd += _ahead(backward, anchors, middles, fresh, stored) if routed else 0.0
     steps = sum(size for size, _ in group_sizes)
     extra = steps * references
     return Prediction(
@@ -113,14 +115,13 @@ def predict(
     )
 
 
-def _ahead(backward: Backward, anchors: float, middles: float, updates: int, stored: bool) -> float:
+def _ahead(backward: Backward, anchors: float, middles: float, fresh: float, stored: bool) -> float:
     """Forwards of the sequential mode for middle steps that look at the anchors' velocities."""
     if backward.graph != "sequential" or not middles:
         return 0.0
-    stale = 1 - 1 / updates
     if stored and backward.served == "corrected":
-        return anchors * stale
+        return anchors * (1 - fresh)
     if not backward.interpolant.by_velocity:
         return 0.0
-    known = {"off": 0.0, "fresh": 1 / updates, "always": 1.0}[backward.served] if stored else 0.0
+    known = {"off": 0.0, "fresh": fresh, "always": 1.0}[backward.served] if stored else 0.0
     return anchors * (1 - known)

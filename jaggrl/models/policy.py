@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import count, repeat
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from jaggrl.errors import UserError
 from jaggrl.models.base import Model
+from jaggrl.models.feature_cache import TaylorSeer, flops
 from jaggrl.models.shadow import Shadows
 from jaggrl.trajectory import Condition
 
@@ -66,8 +69,8 @@ class Policy:
         checkpointing: bool = False,
     ) -> None:
         self.model = model
-        self.forwards = 0
-        """Network forwards so far, in samples."""
+        self.forwards = 0.0
+        """Network forwards so far, in samples; one that a feature cache shortens counts by its FLOPs."""
         self.backward_cost = (1 if lora else 2) + int(checkpointing)
         """A backward in units of a forward: frozen weights need no weight gradient; checkpointing recomputes."""
         self.lora = lora
@@ -77,10 +80,16 @@ class Policy:
         self.shadows = Shadows(model.network)
         self.parameters: list[Tensor] = [p for p in model.network.parameters() if p.requires_grad]
         """The trainable parameters; listed now, because after a forward FSDP2 shows the root's gathered ones."""
+        self._shares: Iterator[float] = repeat(1.0)
+        """What the coming forwards cost, in forwards."""
+        self._predicted_share: dict[TaylorSeer, float] = {}
 
     def velocity(self, z: Tensor, t: Tensor, condition: Condition) -> Tensor:
         """Raw network output; one autocast context per forward (a shared one may lose gradients)."""
-        self.forwards += len(z)
+        self.forwards += len(z) * next(self._shares)
+        return self._forward(z, t, condition)
+
+    def _forward(self, z: Tensor, t: Tensor, condition: Condition) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext():
             return self.model.velocity(z, t, condition)
 
@@ -90,6 +99,40 @@ class Policy:
             return [self.velocity(zs[0], ts[0], condition)]
         raw = self.velocity(torch.cat(list(zs)), torch.cat(list(ts)), condition.repeat(len(zs)))
         return list(raw.chunk(len(zs)))
+
+    @contextmanager
+    def cached(self, cache: TaylorSeer | None) -> Iterator[None]:
+        """One trajectory by the cached network, from its first step on; None is the network itself."""
+        if cache is None:
+            yield
+            return
+        self._measure(cache)
+        with cache.trajectory(self.model.network):
+            self._shares = (self._share(cache, step) for step in count())
+            try:
+                yield
+            finally:
+                self._shares = repeat(1.0)
+
+    def forward_shares(self, cache: TaylorSeer | None, steps: int) -> list[float]:
+        """What each step of a trajectory costs, in forwards: 1, or less where a cache predicts."""
+        if cache is None:
+            return [1.0] * steps
+        self._measure(cache)
+        return [self._share(cache, step) for step in range(steps)]
+
+    def _share(self, cache: TaylorSeer, step: int) -> float:
+        return 1.0 if cache.computed(step) else self._predicted_share[cache]
+
+    @torch.no_grad()
+    def _measure(self, cache: TaylorSeer) -> None:
+        """FLOPs of a predicted step over those of a computed one, counted once on one sample by all ranks."""
+        if cache not in self._predicted_share:
+            z = torch.zeros(1, *self.model.latent_shape, device=self.device)
+            t, condition = torch.full((1,), 0.5, device=self.device), self.model.encode([""])
+            with cache.trajectory(self.model.network):  # the first step after the warm-up is a predicted one
+                counts = [flops(partial(self._forward, z, t, condition)) for _ in range(cache.warmup + 1)]
+            self._predicted_share[cache] = counts[-1] / counts[0]
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
