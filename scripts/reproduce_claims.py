@@ -47,6 +47,12 @@ ARMS: dict[str, tuple[str, list[str]]] = {
     "art_at_nft_rate": ("shapes_art", ["backward=exact", *RATE, *SMALL, "micro_batch=16"]),
 }
 """Arm of the claims on stability -> (preset, overrides)."""
+UNTRAINED = {
+    "shapes_nft": ("nft_untrained", [*ON_POLICY, "backward=ablate", "optim.lr=0"]),
+    "shapes_art": ("art_untrained", ["backward=ablate", *ART_RATE, *SMALL, "optim.lr=0"]),
+}
+"""Preset -> the run whose rewards are subtracted: the same prompts and noise, nothing learned. Prompts differ in
+difficulty by more than training moves the reward."""
 PRESETS = ("shapes_nft", "shapes_art", "shapes_flow_grpo_fast")
 """Of the claims on cost: at their own rates, in full, as compare_algorithms.py trains them."""
 
@@ -56,10 +62,17 @@ Curve = Mapping[str, Any]
 def run(
     arm: str, seed: int, rollouts: int, out: Path, more: Sequence[str], only_read: bool
 ) -> dict[str, Any]:
-    """Train one arm of the claims on stability."""
+    """Train one arm of the claims on stability; its rewards are told against the untrained model's."""
     experiment, overrides = ARMS[arm]
-    everything = [f"rollouts={rollouts}", *overrides, *more]
-    return curve(arm, seed, train(experiment, seed, out / arm / f"seed{seed}", everything, only_read))
+    rest, untrained = UNTRAINED[experiment]
+
+    def of(name: str, own: Sequence[str]) -> dict[str, Any]:
+        everything = [f"rollouts={rollouts}", *own, *more]
+        return curve(name, seed, train(experiment, seed, out / name / f"seed{seed}", everything, only_read))
+
+    found, still = of(arm, overrides), of(rest, untrained)
+    pairs = zip(found["rewards"][:rollouts], still["rewards"][:rollouts], strict=True)
+    return found | {"rewards": [ours - theirs for ours, theirs in pairs]}
 
 
 def curve(arm: str, seed: int, folder: Path) -> dict[str, Any]:

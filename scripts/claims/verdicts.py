@@ -9,10 +9,11 @@ SHARE = 0.5
 """Of the rise that must be lost, and of the initial standard deviation that must be gained or lost."""
 
 CRITERIA = (
-    f"Curve: mean trained reward of each rollout, smoothed with a half-life of {SPAN} rollouts. Start: its mean "
-    f"over the first 5 rollouts. Rise: peak - start >= {SHARE} s, s the standard deviation of rewards in the first "
-    f"rollout. Collapse: peak - end >= {SHARE} s and peak - end >= {SHARE} (peak - start). A level is reached where "
-    "the smoothed curve first crosses it."
+    "Curve: mean trained reward of each rollout, on stability less the untrained model's on the same prompts and "
+    f"noise, smoothed with a half-life of {SPAN} rollouts. Start: its mean over the first 5 rollouts. "
+    f"Rise: peak - start >= {SHARE} s, s the standard deviation of rewards in the first rollout. "
+    f"Collapse: peak - end >= {SHARE} s and peak - end >= {SHARE} (peak - start). "
+    "A level is reached where the smoothed curve first crosses it."
 )
 
 
