@@ -120,8 +120,6 @@ def check(config: Config) -> Plan:
     # the first rollout's windows, with any noise levels: does the exploration fit, is there a step to train?
     outline = sampler.outline(lambda steps: torch.linspace(1, 0, steps + 1), 0, loop.seed)
     algorithm.groups(outline, 0, backward.window, loop.seed)
-    if sampler.cache is not None and world > 1:
-        raise UserError(f"a rollout cache runs in one process, not on {world} ranks; use rollout_cache=null")
     if sampler.cache is not None and algorithm.regresses:
         raise UserError(
             f"{type(algorithm).__name__} regresses on the rollout's velocities, which a feature cache would predict; "

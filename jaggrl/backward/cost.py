@@ -67,7 +67,7 @@ def predict(
     checkpointing: bool,
     lora: bool,
     references: int,
-    rollout_forwards: int,
+    rollout_forwards: float,
     stored: bool = True,
     exact: bool = True,
 ) -> Prediction:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from diffusers.hooks import taylorseer_cache
 
 from jaggrl.algorithms.policy_gradient import PolicyGradient
@@ -13,6 +14,7 @@ from jaggrl.diffusion.kernels import DanceSDE
 from jaggrl.diffusion.schedule import DanceSchedule
 from jaggrl.diffusion.solvers import Euler
 from jaggrl.errors import UserError
+from jaggrl.infra.distributed import Ranks, shard
 from jaggrl.infra.precheck import precheck
 from jaggrl.models.feature_cache import TaylorSeer
 from jaggrl.models.policy import Policy, make_trainable
@@ -27,11 +29,17 @@ from tests.toys import CPU, toy_policy, toy_trainer
 STEPS = 6
 
 
-@pytest.fixture(scope="module")
-def policy():
+def fresh_policy(ranks=None):
     model = tiny_flux()
     make_trainable(model, None, False)
+    if ranks is not None:
+        shard(model.network, model.blocks(), ranks, "fp32")
     return Policy(model, None, "fp32", CPU)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return fresh_policy()
 
 
 def sampler(cache):
@@ -113,13 +121,31 @@ def test_windows_of_computed_steps_stay_fresh(policy):
     assert not tr.fresh(policy.version + 1, [0])
 
 
-def test_the_config_builds_it_for_rollouts_of_one_process(monkeypatch):
+def test_the_config_builds_it_for_rollouts():
     config = composed("rollout_cache=taylorseer", "algorithm.rollout.cache.interval=3")
     assert check(config).sampler.cache == TaylorSeer(3)
     assert check(composed()).sampler.cache is None
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="not on 2 ranks; use rollout_cache=null"):
-        check(config)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield Ranks(0, 1, CPU)
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("cache", [TaylorSeer(), TaylorSeer(3, lite=True)])
+def test_a_sharded_network_is_cached_alike(alone, cache):
+    """Gathers are hooks around the blocks, not in what the cache skips; the schedule is the same on all ranks."""
+    plain, sharded = fresh_policy(), fresh_policy(alone)
+    found, expected = sample(sharded, cache), sample(plain, cache)
+    assert torch.allclose(found.x0_B, expected.x0_B, atol=1e-6)
+    assert sharded.forward_shares(cache, STEPS) == plain.forward_shares(cache, STEPS)
+    states, t_B = found.recorded["states"][2], found.t_S[2].expand(4)
+    sharded.velocity(states, t_B, found.condition).sum().backward()
+    assert all(p.grad is not None for p in sharded.parameters)
 
 
 def test_regression_on_predicted_velocities_is_refused():
