@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from jaggrl.algorithms.base import Algorithm
@@ -12,7 +13,7 @@ from jaggrl.backward.interpolants import Exact, Interpolant
 from jaggrl.backward.strategy import Backward
 from jaggrl.infra.distributed import Ranks
 from jaggrl.models.base import Model
-from jaggrl.models.policy import Policy, make_trainable
+from jaggrl.models.policy import Lora, Policy, make_trainable
 from jaggrl.prompts import Prompt, PromptDealer, PromptSet
 from jaggrl.rewards.base import Reward, RewardCard, WeightedReward
 from jaggrl.rollout import Rollout, Sampler
@@ -40,6 +41,10 @@ class Field(nn.Module):
         if not self.affine:
             hidden = torch.tanh(hidden)
         return self.head(hidden).view_as(z)
+
+    def add_adapter(self, config: LoraConfig) -> None:
+        """As diffusers' networks do."""
+        inject_adapter_in_model(config, self, "default")
 
 
 class ToyPipeline:
@@ -82,7 +87,7 @@ class ToyModel(Model):
         return [self.network.block]  # type: ignore[list-item]
 
     def lora_targets(self) -> list[str]:
-        """Not used by toys."""
+        """Both layers."""
         return ["block", "head"]
 
     def export(
@@ -102,11 +107,11 @@ class Brightness(Reward):
         return media_B[:, 0].mean((1, 2))
 
 
-def toy_policy(model: Model | None = None) -> Policy:
+def toy_policy(model: Model | None = None, lora: Lora | None = None) -> Policy:
     """A trainable toy on the CPU."""
     model = model or ToyModel()
-    make_trainable(model, None, checkpointing=False)
-    return Policy(model, None, "fp32", CPU)
+    make_trainable(model, lora, checkpointing=False)
+    return Policy(model, lora, "fp32", CPU)
 
 
 def toy_prompts(texts: Sequence[str]) -> PromptSet:
