@@ -133,13 +133,18 @@ class Trainer:
             )
 
     def score(self, trajectory: Trajectory) -> Scored:
-        """Every reward of every sample of the rollout, gathered from all ranks into global order."""
+        """Every reward of every sample of the rollout, gathered from all ranks into global order.
+
+        A sample with non-finite latents has failed, whatever its picture scores.
+        """
+        trajectory, broken_B = trajectory.mended()
         parts_B = self.reward.score(trajectory.media_B, trajectory.prompts).parts
         index = gather(torch.tensor([s.index for s in trajectory.samples], device=self.ranks.device)).cpu()
         parts_N = {}
         for name, value_B in parts_B.items():
             parts_N[name] = torch.empty(len(index))
-            parts_N[name][index] = gather(value_B.float().to(self.ranks.device)).cpu()
+            value_B = value_B.float().to(self.ranks.device).masked_fill(broken_B, torch.nan)
+            parts_N[name][index] = gather(value_B).cpu()
         return Scored(trajectory, parts_N, self.reward.weights, self.loop.group_size)
 
     def update(self, batch: Batch) -> dict[str, float]:

@@ -78,6 +78,26 @@ class Trajectory:
         """Whether the recorded velocities of ``steps`` are those of the network at ``version``."""
         return version == self.version and self.predicted.isdisjoint(steps)
 
+    def mended(self) -> tuple["Trajectory", Tensor]:
+        """The trajectory with finite numbers only, and which samples (B,) had others.
+
+        A broken sample takes the numbers of the first whole one (zeros without any): it will weigh nothing, but
+        0 x NaN would still make the gradient of its whole update NaN. Its media stay as they are.
+        """
+        values = [self.x0_B, *(x.transpose(0, 1) for x in self.recorded.values())]
+        whole_B = torch.stack([x.isfinite().flatten(1).all(1) for x in values]).all(0)
+        if whole_B.all():
+            return self, ~whole_B
+        row_B = torch.arange(len(whole_B), device=whole_B.device)
+        row_B[~whole_B] = int(whole_B.float().argmax())
+
+        def taken(x: Tensor, dim: int) -> Tensor:
+            x = x.index_select(dim, row_B.to(x.device))
+            return x if whole_B.any() else torch.zeros_like(x)
+
+        recorded = {name: taken(x, 1) for name, x in self.recorded.items()}
+        return replace(self, x0_B=taken(self.x0_B, 0), recorded=recorded), ~whole_B
+
 
 @dataclass(frozen=True)
 class Scored:

@@ -17,7 +17,8 @@ from jaggrl.prompts import Prompt
 from jaggrl.rewards.base import WeightedReward
 from jaggrl.rollout import Sampler
 from jaggrl.trainer import DivergedError, Trainer
-from jaggrl.trajectory import layout
+from jaggrl.trajectory import Trajectory, layout
+from tests.algorithms.presets import PRESETS
 from tests.toys import Brightness, toy_trainer
 
 
@@ -87,6 +88,43 @@ def test_nan_reward_is_masked_and_counted() -> None:
     assert metrics["reward/total/failed"] == 1
     assert metrics["train/skipped_updates"] == 0
     assert all(p.isfinite().all() for p in trainer.policy.parameters)
+
+
+@pytest.mark.parametrize("name", ["dance_grpo", "grpo_guard", "diffusion_nft", "diffusion_art"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_latents_are_a_failed_reward(name: str, value: float) -> None:
+    """The same gradients as where the same sample's reward alone failed."""
+
+    def gradient(reward: WeightedReward | None, broken: Sequence[int]) -> Tensor:
+        trainer = toy_trainer(*PRESETS[name](), Linear(), reward=reward)
+        sample = trainer.sample
+
+        def poisoned() -> Trajectory:
+            trajectory = sample()
+            for x in (trajectory.x0_B, *(r.transpose(0, 1) for r in trajectory.recorded.values())):
+                x[list(broken)] = value
+            return trajectory
+
+        trainer.sample = poisoned  # type: ignore[method-assign]
+        found = first_gradient(trainer)
+        assert trainer.skipped == 0
+        assert trainer.last is not None
+        assert int((~trainer.last.total_N.isfinite()).sum()) == 1
+        return found
+
+    masked, broken = gradient(scripted({2: float("nan")}), []), gradient(None, [2])
+    assert broken.abs().max() > 0
+    assert torch.allclose(broken, masked, rtol=1e-5, atol=1e-7 * float(masked.abs().max()))
+
+
+def test_all_latents_broken_leave_zeros() -> None:
+    algorithm, sampler = dance()
+    trainer = toy_trainer(algorithm, sampler)
+    with torch.no_grad():
+        trainer.policy.model.network.head.bias.fill_(float("nan"))
+    trajectory, broken_B = trainer.sample().mended()
+    assert broken_B.all()
+    assert all(x.isfinite().all() for x in (trajectory.x0_B, *trajectory.recorded.values()))
 
 
 def test_masked_sample_leaves_the_others_as_a_smaller_group() -> None:
