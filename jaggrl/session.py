@@ -66,6 +66,8 @@ class Session:
         )
         self.checkpoints = Checkpoints(folder / "checkpoints", config["checkpoint"]["keep"])
         self.seconds = {"training": 0.0, "evaluation": 0.0}
+        self._between = {"time/eval_s": 0.0, "time/save_s": 0.0}
+        """Seconds beside the steps since the last line of metrics."""
         self._saved = 0
         """The step of the newest checkpoint."""
         self._version = self.policy.version
@@ -188,6 +190,8 @@ class Session:
                 metrics |= {f"eval/{name}": value for name, value in means.items()}
         finally:  # a stop during the evaluation loses the evaluation, not the step
             if metrics_log is not None and progress is not None:
+                metrics |= self._between
+                self._between = dict.fromkeys(self._between, 0.0)
                 metrics_log.write(step, metrics)
                 wandb.log(step, metrics)
                 shown = {"reward": metrics["reward/total/mean"], "grad": metrics["train/grad_norm"]}
@@ -226,6 +230,7 @@ class Session:
         self._version = self.policy.version
         evaluation = self.evaluator(self.weights if step else "current")
         self.seconds["evaluation"] += time.perf_counter() - begin
+        self._between["time/eval_s"] += time.perf_counter() - begin
         if self.ranks.main:
             meta = self.evaluator.setting | {"weights": self.weights if step else "current"}
             save_evaluation(self.folder, step, evaluation, meta)
@@ -246,7 +251,9 @@ class Session:
     def _save(self) -> None:
         """A checkpoint of everything that the next process needs, unless it is there."""
         if self.trainer.steps_done != self._saved:
+            begin = time.perf_counter()
             self.checkpoints.save(self.trainer.steps_done, self._state())
+            self._between["time/save_s"] += time.perf_counter() - begin
             self._saved = self.trainer.steps_done
 
     def _resume(self) -> int | None:

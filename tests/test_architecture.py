@@ -1,7 +1,7 @@
 """The floors of the house, read from the imports, and the promise that no config key is idle.
 
     4   train        evaluate        probe        doctor       the doors
-    3   trainer      build           session      evaluation   results   selfcheck   probing   probe_report
+    3   trainer      build           session      evaluation   results   selfcheck   probing   probe_report   job
     2   rollout      algorithms/     backward/                 these three never import each other
     1   everything else
 
@@ -27,7 +27,17 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "jaggrl"
 DOORS = {"train", "evaluate", "probe", "doctor"}
-MIDDLE = ("trainer", "build", "session", "evaluation", "results", "selfcheck", "probing", "probe_report")
+MIDDLE = (
+    "trainer",
+    "build",
+    "job",
+    "session",
+    "evaluation",
+    "results",
+    "selfcheck",
+    "probing",
+    "probe_report",
+)
 FLOORS = (
     dict.fromkeys(DOORS, 4)
     | dict.fromkeys(MIDDLE, 3)

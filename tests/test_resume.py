@@ -144,6 +144,9 @@ def test_other_evaluation_than_before_is_refused(tmp_path: Path) -> None:
 
 def test_run_folder_holds_what_people_look_at(tmp_path: Path) -> None:
     session(tmp_path / "run", "rollouts=1")
+    (row,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert row["time/eval_s"] > 0  # the one before
+    assert row["time/save_s"] == 0
     names = {p.name for p in (tmp_path / "run").iterdir()}
     assert {"metrics.jsonl", "result.json", "curves.png", "timing.png", "before_after.png"} <= names
     result = json.loads((tmp_path / "run" / "result.json").read_text())

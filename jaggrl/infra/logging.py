@@ -1,8 +1,9 @@
 """What a run tells while it runs: ``metrics.jsonl`` (the source of truth), ``log.txt`` and a live line.
 
 Keys are ``group/name``: ``train/*``, ``reward/<name>/{mean,std,group_std,failed}``, ``adv/*``,
-``eval/<name>``, ``time/<stage>_s``, ``perf/*``, ``jagg/*``. Only rank 0 builds anything here but
-:func:`setup_logging`.
+``eval/<name>``, ``time/<stage>_s``, ``perf/*``, ``jagg/*``. A line's ``time/eval_s`` and ``time/save_s`` are those of
+the evaluations and checkpoints since the line before; ``time/step_s`` counts neither. Only rank 0 builds anything here
+but :func:`setup_logging`.
 """
 
 import json
@@ -10,6 +11,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,9 @@ def setup_logging(rank: int, folder: Path | None = None) -> None:
     Libraries are heard from WARNING on. May be called again: the handlers are replaced.
     """
     root = logging.getLogger()
+    held: list[logging.LogRecord] = []
     for handler in root.handlers[:]:
+        held += handler.buffer if isinstance(handler, MemoryHandler) else []
         root.removeHandler(handler)
         handler.close()
     root.setLevel(logging.WARNING)
@@ -42,6 +46,13 @@ def setup_logging(rank: int, folder: Path | None = None) -> None:
     else:
         _add(logging.StreamHandler(), f"[rank {rank}] %(levelname)s %(message)s")
     logging.captureWarnings(True)
+    for record in held if rank == 0 else ():
+        root.handle(record)
+
+
+def hold_messages() -> None:
+    """Keep warnings given before the run folder is known; ``setup_logging`` tells them then, in ``log.txt`` too."""
+    logging.getLogger().handlers[:] = [MemoryHandler(1000, flushLevel=logging.CRITICAL + 1)]
 
 
 def _add(handler: logging.Handler, text: str, date: str | None = None) -> None:

@@ -123,8 +123,9 @@ def draw_timing(runs: Mapping[str, Rows], file: Path) -> None:
 
 
 def _stages(seconds: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Mean seconds by stage; what no stage accounts for is ``other``."""
-    parts = {name: value["per_step"] for name, value in seconds.items() if name != "step"}
+    """Mean seconds by stage of a step; what no stage accounts for is ``other``."""
+    outside = ("step", "eval", "save")
+    parts = {name: value["per_step"] for name, value in seconds.items() if name not in outside}
     rest = seconds["step"]["per_step"] - sum(parts.values()) if "step" in seconds else 0.0
     return parts | ({"other": rest} if rest > 0 else {})
 

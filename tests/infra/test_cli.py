@@ -161,6 +161,11 @@ def test_user_errors_are_one_line_from_rank_0(toy: Toy) -> None:
     assert toy.run("sed=1", RANK="1", WORLD_SIZE="2") == (2, "", "")
 
 
+def test_command_line_is_looked_at_before_torch_is_imported() -> None:
+    look = "import sys, jaggrl.train; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look], cwd=REPOSITORY).returncode == 0
+
+
 def test_bug_keeps_its_traceback(toy: Toy) -> None:
     code, _, err = toy.run("fail=bug")
     assert code == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from jaggrl.infra.logging import MetricsLog, Progress, read_metrics, setup_logging
+from jaggrl.infra.logging import MetricsLog, Progress, hold_messages, read_metrics, setup_logging
 
 
 @pytest.fixture
@@ -54,6 +54,14 @@ def test_resume_cuts_back(tmp_path: Path, resumed_from: int | None, kept: list[i
     assert [row["step"] for row in read_metrics(tmp_path)] == kept
     again.write(10, {"x": 10})
     assert [row["step"] for row in read_metrics(tmp_path)] == [*kept, 10]
+
+
+def test_what_is_said_before_the_folder_is_known_reaches_its_log(tmp_path: Path, clean_logging: None) -> None:
+    hold_messages()
+    logging.getLogger("jaggrl.build").warning("said early")
+    for _ in range(2):
+        setup_logging(0, tmp_path)
+    assert (tmp_path / "log.txt").read_text().count("WARNING jaggrl.build: said early") == 1
 
 
 def test_line_cut_short_by_a_kill_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
