@@ -255,7 +255,7 @@ def _closest_key(key: str, base: DictConfig) -> str:
     return _names(node) if OmegaConf.is_dict(node) else "--cfg job shows all keys"
 
 
-def _names(node: DictConfig) -> str:
+def _names(node: Any) -> str:
     """``choose one of: ...``, of the keys that a user may set."""
     return did_you_mean("", (str(key) for key in node if not str(key).startswith("_")))
 
