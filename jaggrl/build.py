@@ -173,6 +173,9 @@ def _check_values(config: Config) -> None:
         raise UserError(f"check={config['check']} is unknown; use warn, error or off")
     if not isinstance(config["max_grad_norm"], int | float) or not config["max_grad_norm"] > 0:
         raise UserError(f"max_grad_norm={config['max_grad_norm']} must be > 0; a large value clips nothing")
+    budget = config["budget"]
+    if budget is not None and not (isinstance(budget, int | float) and budget > 0):
+        raise UserError(f"budget={budget!r} must be > 0 forward-equivalents, or null for none")
     ema = config["ema_decay"]
     if ema is not None and not (isinstance(ema, int | float) and 0 < ema < 1):
         raise UserError(f"ema_decay={ema} is outside (0, 1); use for instance 0.995, or null for none")

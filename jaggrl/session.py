@@ -66,6 +66,7 @@ class Session:
         )
         self.checkpoints = Checkpoints(folder / "checkpoints", config["checkpoint"]["keep"])
         self.seconds = {"training": 0.0, "evaluation": 0.0}
+        self.rollouts = self._rollouts()
         self._between = {"time/eval_s": 0.0, "time/save_s": 0.0}
         """Seconds beside the steps since the last line of metrics."""
         self._saved = 0
@@ -84,7 +85,7 @@ class Session:
         self._announce()
         metrics_log = MetricsLog(self.folder, resumed) if self.ranks.main else None
         wandb = self._open_wandb() if self.ranks.main else WandbRun()
-        progress = Progress(self.config["rollouts"], self.trainer.steps_done) if self.ranks.main else None
+        progress = Progress(self.rollouts, self.trainer.steps_done) if self.ranks.main else None
         code: int | None = 1
         try:
             code = self._train(metrics_log, wandb, progress)
@@ -104,7 +105,7 @@ class Session:
             if self.trainer.steps_done == 0:
                 self._baseline()
                 self._evaluate(0, wandb)
-            while self.trainer.steps_done < self.config["rollouts"]:
+            while self.trainer.steps_done < self.rollouts:
                 self._step(metrics_log, wandb, progress)
                 self._tick()
             final = self._evaluate(self.trainer.steps_done, wandb)
@@ -151,6 +152,20 @@ class Session:
         )
         log.info("%s", self._prediction().describe())
 
+    def _rollouts(self) -> int:
+        """How many rollouts, within ``budget`` by their predicted cost where one is set."""
+        rollouts: int = self.config["rollouts"]
+        if self.config["budget"] is None:
+            return rollouts
+        prediction, loop = self._prediction(), self.plan.loop
+        samples = loop.prompts_per_rollout * loop.group_size
+        each = samples * (prediction.units + prediction.rollout_units)
+        if each > self.config["budget"]:
+            raise UserError(
+                f"budget={self.config['budget']} forward-equivalents is less than one rollout's {each:g}"
+            )
+        return min(rollouts, int(self.config["budget"] / each))
+
     def _prediction(self) -> Prediction:
         """Predicted passes of one rollout's updates and the saving against exact."""
         trainer, loop = self.trainer, self.plan.loop
@@ -165,6 +180,7 @@ class Session:
             len({trainer.algorithm.behaviour, *trainer.algorithm.needs} - {"current"}),
             sum(self.policy.forward_shares(self.plan.sampler.cache, len(outline.t_S))),
             "velocities" in trainer.algorithm.record,
+            self.plan.sampler.cache is None,
         )
 
     def _step(self, metrics_log: MetricsLog | None, wandb: WandbRun, progress: Progress | None) -> None:
@@ -182,10 +198,9 @@ class Session:
             metrics["perf/peak_mem_gb"] = torch.cuda.max_memory_allocated() / 1e9
         if step == 1:
             self._self_check(metrics)
-            self.plan.sampler.cache is None,
         every = self.config["evaluation"]["every"]
         try:
-            if every and step % every == 0 and step < self.config["rollouts"]:
+            if every and step % every == 0 and step < self.rollouts:
                 means = self._evaluate(step, wandb).means()
                 metrics |= {f"eval/{name}": value for name, value in means.items()}
         finally:  # a stop during the evaluation loses the evaluation, not the step
@@ -196,7 +211,7 @@ class Session:
                 wandb.log(step, metrics)
                 shown = {"reward": metrics["reward/total/mean"], "grad": metrics["train/grad_norm"]}
                 progress.step(step, seconds, shown)
-        last = step == self.config["rollouts"]
+        last = step == self.rollouts
         if last or step % self.config["checkpoint"]["every"] == 0:
             self._save()
 

@@ -117,9 +117,7 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def told(value: tuple[float, float | None] | None) -> str:
     """``+.0123 ± .0045``."""
-    return (
-        "" if value is None else f"{value[0]:+.4f}" + ("" if value[1] is None else f" ± {value[1]:.4f}")
-    )
+    return "" if value is None else f"{value[0]:+.4f}" + ("" if value[1] is None else f" ± {value[1]:.4f}")
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -154,7 +154,10 @@ def test_run_folder_holds_what_people_look_at(tmp_path: Path) -> None:
         "shapes_verifier"
     ].keys()
     assert result["optimizer_updates"] == 2
-    session(tmp_path / "next", "rollouts=1", f"evaluation.baseline={tmp_path / 'run'}")
+    with pytest.raises(UserError, match="less than one rollout"):
+        session(tmp_path / "poor", "budget=10")
+    spent = metrics(tmp_path / "run")[-1]["cost/forward_equivalents"]
+    session(tmp_path / "next", f"budget={1.5 * spent}", f"evaluation.baseline={tmp_path / 'run'}")
     following = json.loads((tmp_path / "next" / "result.json").read_text())
     assert following["rewards"] == result["rewards"]
     with pytest.raises(UserError, match="evaluation.baseline"):
