@@ -6,6 +6,7 @@ Between the two rollouts of a cell the ranks stop: what the checkpoint holds goe
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,20 @@ from jaggrl.infra.checkpoint import Checkpoints
 from jaggrl.infra.distributed import Ranks, shard, start, stop
 from jaggrl.models.export import load_training_state, training_state
 from jaggrl.models.policy import Policy, make_trainable
+from jaggrl.prompts import Prompt
+from jaggrl.rewards.base import WeightedReward
 from jaggrl.trainer import Trainer
 from tests.distributed.setups import Cell, algorithm_and_sampler, backward_settings, small_model
-from tests.toys import toy_trainer
+from tests.toys import Brightness, toy_trainer
+
+
+class Levels(Brightness):
+    """Brightness on a grid: much coarser than rounding, so that sums in another order score alike, and much finer
+    than the spread of a group's rewards, by which an advantage divides."""
+
+    def __call__(self, media_B: torch.Tensor, prompts: Sequence[Prompt]) -> torch.Tensor:
+        """(B,)."""
+        return (super().__call__(media_B, prompts) * 1e4).round() / 1e4
 
 
 def full(x: torch.Tensor) -> torch.Tensor:
@@ -48,6 +60,7 @@ def trainer_of(
     return toy_trainer(
         algorithm, sampler, interpolant, settings, policy=policy, ranks=ranks, micro_batch=3, updates_per_rollout=2,
         lr=0.3 if cell.model.startswith("flux") else 0.1, ema_decay=0.5, optimizer=optimizer,
+        reward=WeightedReward({"levels": Levels()}, {"levels": 1.0}),
         prompt_texts=["a red circle on a white background", "two blue squares on a gray background", "a"],
     )  # fmt: skip
 

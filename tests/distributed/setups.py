@@ -63,13 +63,20 @@ def small_model(name: str) -> Model:
 
 
 def algorithm_and_sampler(name: str) -> tuple[Algorithm, Sampler]:
-    """A preset, or ``dance``: 5 steps with noise enough that a group's rewards differ by far more than rounding."""
+    """A preset, or ``dance``: 5 steps with noise enough that a group's rewards differ by far more than rounding.
+
+    The clip is wide: at the papers' 1e-6 to 1e-4 the rounding of a ratio decides now and then whether it is clipped.
+    """
     if name in PRESETS:
-        return PRESETS[name]()
-    assert name == "dance"
-    kernel = DanceSDE(1.0)
-    sampler = Sampler(DanceSchedule(5, 3.0), Everywhere(), Euler(), kernel, "denoised", "rollout")
-    return PolicyGradient(kernel, Advantage(), clip_range=0.1), sampler
+        algorithm, sampler = PRESETS[name]()
+    else:
+        assert name == "dance"
+        kernel = DanceSDE(1.0)
+        algorithm = PolicyGradient(kernel, Advantage())
+        sampler = Sampler(DanceSchedule(5, 3.0), Everywhere(), Euler(), kernel, "denoised", "rollout")
+    if isinstance(algorithm, PolicyGradient):
+        algorithm.clip_range = 0.1
+    return algorithm, sampler
 
 
 def backward_settings(name: str) -> tuple[Interpolant, dict[str, Any]]:
