@@ -128,7 +128,7 @@ def check(config: Config) -> Plan:
     train_prompts = load_prompts(config["prompts"]["train"])
     heldout_prompts = check_evaluation(config)
     baseline = config["evaluation"]["baseline"]
-    if baseline is not None and load_evaluation(Path(baseline), 0) is None:
+    if baseline is not None and load_evaluation(Path(str(baseline)), 0) is None:
         raise UserError(
             f"evaluation.baseline={baseline} holds no evaluation of step 0; give the folder of a run, or null"
         )

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from jaggrl.backward.cost import Prediction, predict
 from jaggrl.build import Config, Plan, build_policy, build_scorers, build_trainer
 from jaggrl.errors import UserError
 from jaggrl.evaluation import Evaluation, Evaluator, held_out
+from jaggrl.forecast import affordable, forecast
 from jaggrl.infra.checkpoint import Checkpoints, step_of
 from jaggrl.infra.distributed import Ranks, broadcast, largest
 from jaggrl.infra.environment import git_commit
@@ -66,7 +66,9 @@ class Session:
         )
         self.checkpoints = Checkpoints(folder / "checkpoints", config["checkpoint"]["keep"])
         self.seconds = {"training": 0.0, "evaluation": 0.0}
-        self.rollouts = self._rollouts()
+        self.prediction = forecast(plan, self.trainer, config["checkpointing"])
+        samples = plan.loop.prompts_per_rollout * plan.loop.group_size
+        self.rollouts = affordable(config["rollouts"], config["budget"], samples, self.prediction)
         self._between = {"time/eval_s": 0.0, "time/save_s": 0.0}
         """Seconds beside the steps since the last line of metrics."""
         self._saved = 0
@@ -150,38 +152,14 @@ class Session:
             "LoRA" if self.policy.lora else "full",
             self.policy.precision,
         )
-        log.info("%s", self._prediction().describe())
-
-    def _rollouts(self) -> int:
-        """How many rollouts, within ``budget`` by their predicted cost where one is set."""
-        rollouts: int = self.config["rollouts"]
-        if self.config["budget"] is None:
-            return rollouts
-        prediction, loop = self._prediction(), self.plan.loop
-        samples = loop.prompts_per_rollout * loop.group_size
-        each = samples * (prediction.units + prediction.rollout_units)
-        if each > self.config["budget"]:
-            raise UserError(
-                f"budget={self.config['budget']} forward-equivalents is less than one rollout's {each:g}"
+        log.info("%s", self.prediction.describe())
+        if self.config["budget"] is not None:
+            log.info(
+                "budget of %g forward-equivalents: %d of %d rollouts by their predicted cost",
+                self.config["budget"],
+                self.rollouts,
+                self.config["rollouts"],
             )
-        return min(rollouts, int(self.config["budget"] / each))
-
-    def _prediction(self) -> Prediction:
-        """Predicted passes of one rollout's updates and the saving against exact."""
-        trainer, loop = self.trainer, self.plan.loop
-        outline = self.plan.sampler.outline(self.policy.model.sigmas, 0, loop.seed)
-        groups = trainer.algorithm.groups(outline, 0, trainer.backward.window, loop.seed)
-        return predict(
-            trainer.backward,
-            [(len(g.steps), g.position) for g in groups],
-            loop.updates_per_rollout,
-            self.config["checkpointing"],
-            self.policy.lora is not None,
-            len({trainer.algorithm.behaviour, *trainer.algorithm.needs} - {"current"}),
-            sum(self.policy.forward_shares(self.plan.sampler.cache, len(outline.t_S))),
-            "velocities" in trainer.algorithm.record,
-            self.plan.sampler.cache is None,
-        )
 
     def _step(self, metrics_log: MetricsLog | None, wandb: WandbRun, progress: Progress | None) -> None:
         """One rollout and its updates, and its trace."""

@@ -81,8 +81,8 @@ class Trajectory:
     def mended(self) -> tuple["Trajectory", Tensor]:
         """The trajectory with finite numbers only, and which samples (B,) had others.
 
-        A broken sample takes the numbers of the first whole one (zeros without any): it will weigh nothing, but
-        0 x NaN would still make the gradient of its whole update NaN. Its media stay as they are.
+        A broken sample takes numbers and condition of the first whole one (zeros without any): it will weigh
+        nothing, but 0 x NaN would still make the gradient of its whole update NaN. Its media stay as they are.
         """
         values = [self.x0_B, *(x.transpose(0, 1) for x in self.recorded.values())]
         whole_B = torch.stack([x.isfinite().flatten(1).all(1) for x in values]).all(0)
@@ -96,7 +96,10 @@ class Trajectory:
             return x if whole_B.any() else torch.zeros_like(x)
 
         recorded = {name: taken(x, 1) for name, x in self.recorded.items()}
-        return replace(self, x0_B=taken(self.x0_B, 0), recorded=recorded), ~whole_B
+        mended = replace(
+            self, x0_B=taken(self.x0_B, 0), recorded=recorded, condition=self.condition.rows(row_B.cpu())
+        )
+        return mended, ~whole_B
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
     4   train        evaluate        probe        doctor       the doors
     3   trainer      build           session      evaluation   results   selfcheck   probing   probe_report   job
+                 forecast
     2   rollout      algorithms/     backward/                 these three never import each other
     1   everything else
 
@@ -32,6 +33,7 @@ MIDDLE = (
     "build",
     "job",
     "session",
+    "forecast",
     "evaluation",
     "results",
     "selfcheck",

@@ -110,6 +110,7 @@ def test_broken_latents_are_a_failed_reward(name: str, value: float) -> None:
         assert trainer.skipped == 0
         assert trainer.last is not None
         assert int((~trainer.last.total_N.isfinite()).sum()) == 1
+        assert (trainer.first_ratio_deviation or 0.0) < 1e-5  # the broken sample's place holds a whole one
         return found
 
     masked, broken = gradient(scripted({2: float("nan")}), []), gradient(None, [2])

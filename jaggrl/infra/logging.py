@@ -32,7 +32,9 @@ def setup_logging(rank: int, folder: Path | None = None) -> None:
     root = logging.getLogger()
     held: list[logging.LogRecord] = []
     for handler in root.handlers[:]:
-        held += handler.buffer if isinstance(handler, MemoryHandler) else []
+        if isinstance(handler, MemoryHandler):
+            held += handler.buffer
+            handler.buffer.clear()
         root.removeHandler(handler)
         handler.close()
     root.setLevel(logging.WARNING)
@@ -51,8 +53,13 @@ def setup_logging(rank: int, folder: Path | None = None) -> None:
 
 
 def hold_messages() -> None:
-    """Keep warnings given before the run folder is known; ``setup_logging`` tells them then, in ``log.txt`` too."""
-    logging.getLogger().handlers[:] = [MemoryHandler(1000, flushLevel=logging.CRITICAL + 1)]
+    """Keep warnings given before the run folder is known; ``setup_logging`` tells them then, in ``log.txt`` too.
+
+    A process that ends before tells them on stderr.
+    """
+    stderr = logging.StreamHandler()
+    stderr.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    logging.getLogger().handlers[:] = [MemoryHandler(1000, logging.CRITICAL + 1, stderr)]
 
 
 def _add(handler: logging.Handler, text: str, date: str | None = None) -> None:

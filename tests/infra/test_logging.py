@@ -64,6 +64,16 @@ def test_what_is_said_before_the_folder_is_known_reaches_its_log(tmp_path: Path,
     assert (tmp_path / "log.txt").read_text().count("WARNING jaggrl.build: said early") == 1
 
 
+def test_what_is_said_before_a_refusal_reaches_stderr(
+    capsys: pytest.CaptureFixture[str], clean_logging: None
+) -> None:
+    hold_messages()
+    logging.getLogger("jaggrl.build").warning("said early")
+    assert not capsys.readouterr().err
+    logging.getLogger().handlers[0].close()  # as at the end of a process
+    assert capsys.readouterr().err == "WARNING said early\n"
+
+
 def test_line_cut_short_by_a_kill_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1}\n{"step": 2, "x')
     MetricsLog(tmp_path, resumed_from=1).write(2, {"x": 2})
