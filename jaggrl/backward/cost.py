@@ -1,15 +1,11 @@
-"""What a strategy costs before it runs: passes and forward-equivalents of the update, and the saving against
-exact.
+"""What a strategy costs before it runs: passes and forward-equivalents of the update, and the saving against exact.
 
-Units (forward-equivalents): a forward is 1; a backward is 2, or 1 under LoRA (frozen weights need no weight
-gradient), plus 1 with
-    activation
-checkpointing (the recomputed forward). Per window of W steps (JAGG's cost table, with served velocities):
+Units (forward-equivalents): a forward is 1; a backward is 2, or 1 under LoRA (frozen weights need no weight gradient),
+plus 1 with activation checkpointing (the recomputed forward). Per window of W steps (JAGG's cost table):
 
     exact              W (1 + b)
     JAGG               W + 2 b
-    JAGG, served       2 + 2 b          while the parameters are the rollout's: the first update of each
-    rollout
+    JAGG, served       2 + 2 b    while the parameters are the rollout's: the first update of each rollout
 """
 
 from collections.abc import Sequence

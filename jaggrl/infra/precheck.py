@@ -2,7 +2,7 @@
 
 The config is composed exactly as Hydra will compose it. Only when that fails do we look for the override to
 blame, so the check can never refuse what Hydra accepts, with one exception: a word where the config has a
-number is refused here, because plain YAML has no types.
+number, or one value where it has several, is refused here, because plain YAML has no types.
 """
 
 import copy

@@ -2,7 +2,7 @@
 
 A rollout under a cache is the rollout of another behaviour policy, the cached network: velocities and log-probabilities
 that it records are that policy's, the ratio of the first update differs from 1 and corrects for it, and stored
-velocities of predicted steps are never served as if they were the network's. Evaluation has no cache.
+velocities of predicted steps never count as fresh. Evaluation has no cache.
 
 Only schedules that depend on the step alone are offered, so that a sample depends neither on its micro-batch nor on its
 rank. FirstBlockCache and SeaCache decide by a mean over the micro-batch; MagCache needs a calibration of each model.

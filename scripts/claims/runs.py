@@ -1,12 +1,16 @@
 """Training runs as fresh processes, one at a time, each in a folder that a second call finds again."""
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jaggrl.errors import UserError
 from jaggrl.infra.report import RESULT
+from jaggrl.infra.run_folder import JOB_RECORD
 
 
 def train(
@@ -29,10 +33,12 @@ def train(
     command = [sys.executable, "-m", "jaggrl.train", f"experiment={experiment}", f"seed={seed}"]
     command += [f"output={output}", "logger=none", *overrides]
     print("+", " ".join(command[1:]), flush=True)
-    code = subprocess.run(command, check=False).returncode
-    if code:
-        raise UserError(f"{experiment} seed {seed} ended with exit code {code}; its log is above")
-    return newest(output)
+    with TemporaryDirectory() as scratch:  # the newest run need not be this one: a finished one is kept
+        record = Path(scratch) / "job.json"
+        code = subprocess.run(command, check=False, env=os.environ | {JOB_RECORD: str(record)}).returncode
+        if code:
+            raise UserError(f"{experiment} seed {seed} ended with exit code {code}; its log is above")
+        return Path(json.loads(record.read_text())["folder"])
 
 
 def newest(output: Path) -> Path:
