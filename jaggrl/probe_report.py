@@ -13,6 +13,7 @@ from jaggrl.backward.cost import Prediction, backward_units, predict
 from jaggrl.backward.interpolants import Linear
 from jaggrl.infra.files import write_atomic, write_json
 from jaggrl.infra.logging import plain
+from jaggrl.infra.plots import draw_frontier
 from jaggrl.probe_verdicts import verdicts
 from jaggrl.probing import Measured, Probe
 
@@ -61,7 +62,7 @@ class ProbeReport:
     def cost(self, name: str, updates: int) -> Prediction:
         """Expected passes per sample of one rollout's updates."""
         policy, algorithm = self.probe.trainer.policy, self.probe.trainer.algorithm
-        told = self.probe.measured[name]
+        told, cache = self.probe.measured[name], self.probe.trainer.rollout.sampler.cache
         lora = policy.lora is not None
         return predict(
             self.probe.strategies[name],
@@ -70,8 +71,9 @@ class ProbeReport:
             policy.backward_cost > backward_units(lora, checkpointing=False),
             lora,
             len({algorithm.behaviour, *algorithm.needs} - {"current"}),
-            self.steps,
+            sum(policy.forward_shares(cache, self.steps)),
             told.stored,
+            cache is None,
         )
 
     def cosine(self, name: str) -> Moments:
@@ -267,34 +269,12 @@ class ProbeReport:
         }
 
     def plot(self, file: Path) -> None:
-        """Distance to exact (1 - cosine, upside down) against the update's speed-up."""
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import NullFormatter, ScalarFormatter
-
-        figure = Figure((8, 5), layout="constrained")
-        axis = figure.subplots()
-        for i, name in enumerate(n for n in self.probe.strategies if n != "exact"):
+        """Distance to exact against the update's speed-up."""
+        points = {}
+        for name in (n for n in self.probe.strategies if n != "exact"):
             cost, cosine = self.cost(name, self.updates), self.cosine(name)
-            speed, away = cost.exact_units / cost.units, max(1 - cosine.mean, 1e-6)
-            below = min(cosine.std, 0.9 * away)
-            marker, colour = "os^Dv<P"[i % 7], f"C{i % 10}"
-            axis.errorbar(
-                speed, away, [[below], [cosine.std]], fmt=marker, color=colour, capsize=2, ms=5, label=name
-            )
-        axis.axhline(1 - ACCEPT, color="0.7", lw=0.8, ls="--")
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.invert_yaxis()
-        axis.set_xticks([1, 1.5, 2, 3, 5, 7, 10])
-        axis.xaxis.set_major_formatter(ScalarFormatter())
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.set_xlabel(
-            f"speed-up of the update over exact, forward-equivalents ({self.updates} updates per rollout)"
-        )
-        axis.set_ylabel("1 - cosine of the update to exact (better upwards)")
-        axis.grid(alpha=0.3, which="both")
-        figure.legend(loc="outside right upper", fontsize=8)
-        figure.savefig(file, dpi=130)
+            points[name] = (cost.exact_units / cost.units, cosine.mean, cosine.std)
+        draw_frontier(points, ACCEPT, self.updates, file)
 
 
 def independent(probe: Probe, name: str) -> float:

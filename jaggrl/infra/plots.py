@@ -1,4 +1,4 @@
-"""Curves and stage times of one or several runs, drawn from ``metrics.jsonl`` alone."""
+"""Curves and stage times of one or several runs, drawn from ``metrics.jsonl`` alone; a probe's frontier."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from jaggrl.infra.report import stage_seconds
 
@@ -161,3 +162,35 @@ def _mean_step(axes: Axes, means: Mapping[str, Mapping[str, float]], colours: Ma
     axes.set_xlabel("seconds", fontsize=8)
     axes.set_title("mean step (without the first)", fontsize=10)
     axes.tick_params(labelsize=8)
+
+
+def draw_frontier(
+    points: Mapping[str, tuple[float, float, float]], accept: float, updates: int, file: Path
+) -> None:
+    """Distance to exact (1 - cosine, upside down) against the update's speed-up.
+
+    Args:
+        points: strategy -> (speed-up over exact in forward-equivalents, cosine to exact, its deviation).
+        accept: cosine of the dashed line.
+        updates: per rollout, of the speed-up.
+        file: picture to write.
+    """
+    figure = Figure((8, 5), layout="constrained")
+    axis = figure.subplots()
+    for i, (name, (speed, cosine, std)) in enumerate(points.items()):
+        away = max(1 - cosine, 1e-6)
+        marker, colour = "os^Dv<P"[i % 7], f"C{i % 10}"
+        error = [[min(std, 0.9 * away)], [std]]
+        axis.errorbar(speed, away, error, fmt=marker, color=colour, capsize=2, ms=5, label=name)
+    axis.axhline(1 - accept, color="0.7", lw=0.8, ls="--")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.invert_yaxis()
+    axis.set_xticks([1, 1.5, 2, 3, 5, 7, 10])
+    axis.xaxis.set_major_formatter(ScalarFormatter())
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_xlabel(f"speed-up of the update over exact, forward-equivalents ({updates} updates per rollout)")
+    axis.set_ylabel("1 - cosine of the update to exact (better upwards)")
+    axis.grid(alpha=0.3, which="both")
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.savefig(file, dpi=130)
