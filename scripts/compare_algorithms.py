@@ -104,6 +104,10 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['seconds']:.0f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Brackets: 95 %, over seeds (Student) where there are several, else over prompts (bootstrap) of the one run.",
+    ]
     return "\n".join(lines) + "\n"
 
 

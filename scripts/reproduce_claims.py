@@ -71,6 +71,8 @@ def run(
         return curve(name, seed, train(experiment, seed, out / name / f"seed{seed}", everything, only_read))
 
     found, still = of(arm, overrides), of(rest, untrained)
+    if min(len(found["rewards"]), len(still["rewards"])) < rollouts:
+        raise UserError(f"the runs of {arm} or {rest} have fewer than {rollouts} rollouts: lower --rollouts")
     pairs = zip(found["rewards"][:rollouts], still["rewards"][:rollouts], strict=True)
     return found | {"rewards": [ours - theirs for ours, theirs in pairs]}
 
@@ -141,12 +143,16 @@ def told(ratios: Sequence[float | None]) -> str:
     return ", ".join("never" if r is None else f"{r:.2f}x" for r in ratios) or "not run"
 
 
+def verdict(holds: Sequence[bool]) -> str:
+    """Over seeds."""
+    return "AGREES" if all(holds) else "MIXED" if any(holds) else "DISAGREES"
+
+
 def report(curves: Sequence[Curve], forces: Sequence[Mapping[str, float]]) -> str:
     """All verdicts, each with its curves."""
     lines = []
     for claim, arm, holds in collapse_claims(curves):
-        word = "AGREES" if all(holds) else "DISAGREES" if not any(holds) else "MIXED"
-        lines.append(f"{word} ({sum(holds)} of {len(holds)} seeds): {claim}")
+        lines.append(f"{verdict(holds)} ({sum(holds)} of {len(holds)} seeds): {claim}")
         for curve in (c for c in curves if c["arm"] == arm):
             seen = shape(curve["rewards"], curve["spread"])
             norms = curve["grad_norm"]
@@ -176,9 +182,9 @@ def report(curves: Sequence[Curve], forces: Sequence[Mapping[str, float]]) -> st
     )
     for fast, slow, axis, claim in pairs:
         ratios = speed(curves, fast, slow, axis)
-        known = [r for r in ratios if r is not None]
-        word = "AGREES" if known and len(known) == len(ratios) and min(known) > 1 else "DISAGREES"
-        lines.append(f"{word if ratios else 'NOT RUN'}: {claim}; here {told(ratios)}")
+        holds = [r is not None and r > 1 for r in ratios]
+        word = verdict(holds) if ratios else "NOT RUN"
+        lines.append(f"{word}: {claim}; here {told(ratios)}")
     lines += _force_lines(forces)
     return "\n".join(lines)
 

@@ -38,6 +38,6 @@ def test_differences_are_paired_by_seed(tmp_path):
 
 def test_one_seed_has_no_interval_and_power_is_told():
     assert interval([1.0]) == (1.0, None)
-    assert "27% of the gain" in power(5)
+    assert "35% of the gain" in power(5)
     assert running_mean([1.0, 1.0]) == [1.0, 1.0]
     assert {"exact", "jagg", "ablate", "subset"} <= set(ARMS)
