@@ -1,6 +1,6 @@
 """Where one training step goes: a table and profile.json of every stage's time, host reads, casts and operations.
 
-The step is the door's: give Hydra overrides as to ``python -m jaggrl.train``. ``--benchmark`` puts a FLUX of 69M random
+The step is the door's: give Hydra overrides as to ``python -m jaggrl.train``. ``--benchmark`` puts a FLUX of 71M random
 weights on 256 picture tokens in place of the model (the benchmark's of scripts/bench_backward.py), with 2 samples.
 Stages exclude the stages inside them, so that shares add up to one. ``host reads`` are values that the host asked for
 (``.item()``, ``float()``, masks as indices), of CPU tensors too; on a GPU ``waits`` counts the device synchronisations.

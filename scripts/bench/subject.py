@@ -20,7 +20,7 @@ LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 
 @dataclass(frozen=True)
 class Size:
-    """Of network and batch. The default is a FLUX of 69M parameters on 256 + 64 tokens."""
+    """Of network and batch. The default is a FLUX of 71M parameters on 256 + 64 tokens."""
 
     width: int = 512
     double: int = 4
