@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 from jaggrl.errors import EXIT_BAD_INPUT, UserError  # noqa: E402
 from jaggrl.infra.files import write_json  # noqa: E402
 from jaggrl.infra.logging import read_metrics  # noqa: E402
-from jaggrl.infra.plots import draw_curves  # noqa: E402
 from scripts.claims.forces import measure  # noqa: E402
+from scripts.claims.plots import draw  # noqa: E402
 from scripts.claims.runs import train  # noqa: E402
 from scripts.claims.verdicts import CRITERIA, Shape, first_reach, late_average, shape, smooth, sparkline  # noqa: E402
 
@@ -270,10 +270,7 @@ def main() -> None:
         arguments.out / "claims.json",
         {"stated": stated, "curves": curves, "forces": forces, "verdicts": text},
     )
-    draw_curves(
-        {f"{c['arm']} {c['seed']}": read_metrics(Path(c["folder"])) for c in curves},
-        arguments.out / "claims.png",
-    )
+    draw(curves, PRESETS, arguments.out / "claims.png")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from jaggrl.algorithms.diffusion_art import DiffusionART
 from jaggrl.diffusion.kernels import FlowSDE
 from jaggrl.errors import UserError
 from scripts.claims.forces import _forces
+from scripts.claims.plots import draw
 from scripts.claims.runs import put_into
 from scripts.claims.verdicts import SPAN, first_reach, late_average, shape, smooth, sparkline
 from scripts.compare_algorithms import interval, markdown, summary
@@ -134,3 +135,12 @@ def test_table_and_readme(tmp_path):
     readme.write_text("no markers")
     with pytest.raises(UserError, match="has no lines"):
         put_into(readme, "x", text)
+
+
+def test_every_curve_is_drawn(tmp_path):
+    draw(
+        [curve("nft", UP), curve("art", FLAT), curve("shapes_art", UP)],
+        ["shapes_art"],
+        tmp_path / "claims.png",
+    )
+    assert (tmp_path / "claims.png").stat().st_size > 1000
