@@ -1,11 +1,10 @@
 """Verdicts of a probe: paired comparisons of JAGG with every strategy that costs no more."""
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy import stats
+from jaggrl.infra.report import student
 
 SAME = 1.01  # costs within 1 % count as equal
 
@@ -22,10 +21,7 @@ class Difference:
     def of(ours: Sequence[float], theirs: Sequence[float]) -> "Difference":
         """Student's interval over the rollouts in which both have a gradient; no interval from one."""
         pairs = [a - b for a, b in zip(ours, theirs, strict=True) if math.isfinite(a) and math.isfinite(b)]
-        if len(pairs) < 2:
-            return Difference(pairs[0] if pairs else math.nan, -math.inf, math.inf)
-        half = float(stats.t.ppf(0.975, len(pairs) - 1)) * statistics.stdev(pairs) / math.sqrt(len(pairs))
-        mean = statistics.fmean(pairs)
+        mean, half = student(pairs) if pairs else (math.nan, math.inf)
         return Difference(mean, mean - half, mean + half)
 
     def __str__(self) -> str:

@@ -10,20 +10,17 @@ own folder: a finished run of the same config and code is not run again. Writes 
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from jaggrl.errors import EXIT_BAD_INPUT, UserError  # noqa: E402
 from jaggrl.infra.files import write_json  # noqa: E402
-from jaggrl.infra.report import RESULT  # noqa: E402
+from jaggrl.infra.report import RESULT, student  # noqa: E402
 from scripts.claims.runs import put_into, train  # noqa: E402
 
 SEEDS: dict[str, tuple[int, ...]] = {
@@ -53,10 +50,7 @@ def interval(gains: Sequence[Mapping[str, float]]) -> tuple[float, float, float]
     """Mean gain and its 95 % interval: Student's over seeds, or the run's own over prompts when there is one."""
     if len(gains) == 1:
         return gains[0]["gain"], gains[0]["ci_low"], gains[0]["ci_high"]
-    values = [g["gain"] for g in gains]
-    mean = sum(values) / len(values)
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * spread
+    mean, half = student([g["gain"] for g in gains])
     return mean, mean - half, mean + half
 
 

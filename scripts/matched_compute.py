@@ -26,8 +26,9 @@ sys.path.insert(0, str(ROOT))
 from jaggrl.errors import EXIT_BAD_INPUT, UserError  # noqa: E402
 from jaggrl.infra.files import write_json  # noqa: E402
 from jaggrl.infra.logging import read_metrics  # noqa: E402
-from jaggrl.infra.report import RESULT  # noqa: E402
+from jaggrl.infra.report import RESULT, student  # noqa: E402
 from scripts.claims.runs import put_into, train  # noqa: E402
+from scripts.claims.verdicts import smooth  # noqa: E402
 
 BUDGET = 18_000
 """Forward-equivalents of a run: 17 exact updates."""
@@ -91,10 +92,8 @@ def run(arm: str, seed: int, root: Path, more: Sequence[str], only_read: bool) -
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and half of Student's 95 % interval; no interval from one value."""
-    if len(values) < 2:
-        return values[0], None
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values), half
+    mean, half = student(values)
+    return mean, half if math.isfinite(half) else None
 
 
 def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -152,7 +151,7 @@ def plot(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], file: Path) -> 
         length = min(len(r["curve"]) for r in mine)
         for axis, key in zip(axes[:2], ("cost", "seconds"), strict=True):
             x = np.mean([r[key][:length] for r in mine], axis=0)
-            y = np.mean([running_mean(r["curve"][:length]) for r in mine], axis=0)
+            y = np.mean([smooth(r["curve"][:length]) for r in mine], axis=0)
             axis.plot(x, y, color=colour, label=ARMS[row["arm"]][0])
         gain, half = row["gain"]
         axes[2].errorbar(gain, -rows.index(row), xerr=half or 0, fmt="o", color=colour, capsize=3)
@@ -166,15 +165,6 @@ def plot(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], file: Path) -> 
     axes[2].axvline(0, color="0.7", lw=0.8)
     axes[2].grid(alpha=0.3)
     figure.savefig(file, dpi=120)
-
-
-def running_mean(values: Sequence[float], keep: float = 0.85) -> list[float]:
-    """Exponential mean, corrected for its start."""
-    total, weight, means = 0.0, 0.0, []
-    for value in values:
-        total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
-        means.append(total / weight)
-    return means
 
 
 def main() -> None:

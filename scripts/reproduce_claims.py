@@ -208,8 +208,8 @@ def _force_lines(forces: Sequence[Mapping[str, float]]) -> list[str]:
     return [f"{'AGREES' if r > 1 else 'DISAGREES'}: {claim}; here {r:.2f}x" for r, claim in claims]
 
 
-def main() -> None:
-    """State, run, print."""
+def options() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -235,7 +235,12 @@ def main() -> None:
     parser.add_argument(
         "--only-read", action="store_true", help="judge the newest finished runs; train nothing"
     )
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """State, run, print."""
+    arguments = options()
     stated = (
         f"Stability: {arguments.rollouts} rollouts of 32 pictures, exact backward, {' '.join(RATE)} "
         f"(ART: {ART_RATE[0]}); seeds {arguments.seeds}; arms {', '.join(arguments.arms)}.\n"

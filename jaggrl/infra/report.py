@@ -1,6 +1,7 @@
 """What a run achieved: gains on held-out prompts with intervals, as a table and as ``result.json``."""
 
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from jaggrl.infra.environment import code_hash, git_commit, versions
 from jaggrl.infra.files import write_json
@@ -31,6 +33,15 @@ class Gain:
     ci_low: float
     ci_high: float
     n: int
+
+
+def student(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half of Student's 95 % interval; infinite from one value."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, math.inf
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, half
 
 
 def paired_bootstrap(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from scripts.matched_compute import ARMS, interval, markdown, plot, power, running_mean, summary
+from scripts.matched_compute import ARMS, interval, markdown, plot, power, summary
 
 
 def run_of(arm, seed, gain):
@@ -39,5 +39,4 @@ def test_differences_are_paired_by_seed(tmp_path):
 def test_one_seed_has_no_interval_and_power_is_told():
     assert interval([1.0]) == (1.0, None)
     assert "35% of the gain" in power(5)
-    assert running_mean([1.0, 1.0]) == [1.0, 1.0]
     assert {"exact", "jagg", "ablate", "subset"} <= set(ARMS)
