@@ -1,10 +1,12 @@
 """Backward strategies at equal compute: train each on the same forward-equivalents and compare what was learned.
 
-    python scripts/matched_compute.py                              30 runs: an hour and a half on two cores
+    python scripts/matched_compute.py                              70 runs: an hour and a half on two cores
     python scripts/matched_compute.py --seeds 0 --arms exact jagg long --set budget=6000
     python scripts/matched_compute.py --only-read --readme README.md
 
-DanceGRPO on the shapes world (9 steps, 8 of them trained; 2 prompts x 16 pictures; one update per rollout). Says
+DanceGRPO on the shapes world (9 steps, 8 of them trained; 2 prompts x 16 pictures; one update per rollout). Every
+seed has four captions of its own, the same for all arms; the gain is measured on them, with fresh noise. A policy
+gradient over all captions is so noisy that minutes of training tell nothing apart; over four, they do. Says
 first what it could detect. Writes ``matched.md``, ``matched.json`` and ``matched.png``.
 """
 
@@ -21,6 +23,7 @@ import numpy as np
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
+TRAIN = ROOT / "jaggrl/shapes/prompts/train.txt"
 sys.path.insert(0, str(ROOT))
 
 from jaggrl.errors import EXIT_BAD_INPUT, UserError  # noqa: E402
@@ -30,16 +33,23 @@ from jaggrl.infra.report import RESULT, student  # noqa: E402
 from scripts.claims.runs import put_into, train  # noqa: E402
 from scripts.claims.verdicts import smooth  # noqa: E402
 
+CAPTIONS = 4
+"""Of a seed. The categories of the training file take turns: no seed has one category alone."""
+TRIED = 16
+"""Captions at the top of the training file that the trial runs used; no seed has them."""
 BUDGET = 18_000
 """Forward-equivalents of a run: 17 exact updates."""
 BASE = [
     f"budget={BUDGET}",
     "rollouts=1000",
+    "prompts=files",
     "prompts_per_rollout=2",
     "micro_batch=32",
     "optim.lr=8e-5",
     "algorithm.rollout.schedule.steps=9",
-    "evaluation.samples=2",
+    f"evaluation.prompts={CAPTIONS}",
+    "evaluation.samples=72",
+    "evaluation.grid=8",
 ]
 EVERY, SHORT, LONG = "ema_decay=0.76", "ema_decay=0.85", "ema_decay=0.89"
 """The evaluated average of the weights spans a quarter of the updates whatever their number (17, 26, 37): one decay
@@ -50,12 +60,16 @@ ARMS: dict[str, tuple[str, list[str]]] = {
     "ablate": ("ablate, W=4", ["backward=ablate", "backward.window=4", SHORT]),
     "subset": ("subset, 2 of 4", ["backward=subset", "backward.window=4", SHORT]),
     "jagg_all": ("JAGG, W=8 (all)", ["backward=jagg", "backward.window=0", LONG]),
+    "subset_all": ("subset, 2 of 8", ["backward=subset", "backward.window=0", LONG]),
     "long": ("long: 2 Chebyshev anchors, W=8", ["backward=long", "backward.window=0", LONG]),
 }
 """Arm -> (title, overrides)."""
+PAIRS = [("jagg", "exact"), ("jagg", "ablate"), ("jagg", "subset"), ("jagg_all", "subset_all")]
+PAIRS += [("long", "jagg_all"), ("long", "subset_all"), ("long", "jagg"), ("long", "exact")]
+"""Differences that are told, paired by seed."""
 NAME = "matched_compute"
-SPREAD, GAIN = 0.003, 0.02
-"""Deviation over seeds and gain of the trained reward that the main job's three seeds let expect."""
+SPREAD, GAIN = 0.004, 0.025
+"""Expected from trial runs on two sets of captions: deviation over seeds of a paired difference, and gain."""
 
 Run = Mapping[str, Any]
 
@@ -66,16 +80,36 @@ def power(seeds: int) -> str:
         return "One seed tells no differences."
     freedom = seeds - 1
     factor = float(stats.t.ppf(0.975, freedom) + stats.t.ppf(0.8, freedom))
-    seen = factor * SPREAD * math.sqrt(2 / seeds)
+    seen = factor * SPREAD / math.sqrt(seeds)
     return (
-        f"Expected: a gain near {GAIN:g} with a deviation of {SPREAD:g} over seeds. {seeds} seeds see a difference of "
-        f"{seen:.4f} ({seen / GAIN:.0%} of the gain) in four of five tries; a fifth of the gain is {GAIN / 5:g}."
+        f"Expected: a gain near {GAIN:g} and a deviation of {SPREAD:g} over seeds of the difference of two arms. "
+        f"{seeds} seeds see a difference of {seen:.4f} ({seen / GAIN:.0%} of the gain) in four of five tries; a "
+        f"fifth of the gain is {GAIN / 5:g}."
     )
 
 
-def run(arm: str, seed: int, root: Path, more: Sequence[str], only_read: bool) -> dict[str, Any]:
-    """Train one arm: its result and its curve."""
-    overrides = [*BASE, *ARMS[arm][1], *more]
+def captions(seed: int, root: Path) -> Path:
+    """The file of a seed's captions: four neighbours in the shipped training file."""
+    lines = TRAIN.read_text().splitlines()
+    first = TRIED + CAPTIONS * seed
+    if first + CAPTIONS > len(lines):
+        raise UserError(
+            f"--seeds {seed}: the captions are used up; take seeds below {(len(lines) - TRIED) // CAPTIONS}"
+        )
+    file = root / f"captions{seed}.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines[first : first + CAPTIONS]) + "\n")
+    return file
+
+
+def run(
+    arm: str, seed: int, root: Path, more: Sequence[str], only_read: bool, baseline: Path | None
+) -> tuple[dict[str, Any], Path]:
+    """Train one arm: its result with its curve, and its folder."""
+    file = captions(seed, root).absolute()
+    overrides = [*BASE, *ARMS[arm][1], f"prompts.train={file}", f"prompts.heldout={file}", *more]
+    if baseline is not None:
+        overrides.append(f"evaluation.baseline='{baseline}'")
     folder = train("shapes_dance", seed, root / arm / f"seed{seed}", overrides, only_read)
     result = json.loads((folder / RESULT).read_text())
     rows = [row for row in read_metrics(folder) if "reward/total/mean" in row]
@@ -87,7 +121,18 @@ def run(arm: str, seed: int, root: Path, more: Sequence[str], only_read: bool) -
         "cost": [row["cost/forward_equivalents"] for row in rows],
         "seconds": np.cumsum([row["time/step_s"] for row in rows]).tolist(),
         "curve": [row["reward/total/mean"] for row in rows],
-    }
+    }, folder
+
+
+def run_seed(arms: Sequence[str], seed: int, root: Path, more: Sequence[str], only_read: bool) -> list[Run]:
+    """All arms of a seed; the untrained model is measured in the first one."""
+    runs: list[Run] = []
+    baseline = None
+    for arm in arms:
+        result, folder = run(arm, seed, root, more, only_read, baseline)
+        baseline = baseline or folder
+        runs.append(result)
+    return runs
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
@@ -97,27 +142,34 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row per arm: cost, gain, and the gain's difference to exact and to JAGG, paired by seed."""
-    trained = next(name for name, r in runs[0]["rewards"].items() if r["trained"])
-    gains = {(r["arm"], r["seed"]): r["rewards"][trained]["gain"] for r in runs}
+    """One row per arm: cost, gain of the trained reward, changes of the others."""
     rows = []
     for arm in dict.fromkeys(r["arm"] for r in runs):
         mine = [r for r in runs if r["arm"] == arm]
         row: dict[str, Any] = {
             "arm": arm,
             "seeds": [r["seed"] for r in mine],
-            "trained": trained,
             "updates": statistics.fmean(r["updates"] for r in mine),
             "forward_equivalents": statistics.fmean(r["cost"][-1] for r in mine),
             "seconds": statistics.fmean(r["seconds"][-1] for r in mine),
-            "gain": interval([gains[arm, r["seed"]] for r in mine]),
-            "verifier": interval([r["rewards"]["shapes_verifier"]["gain"] for r in mine]),
         }
-        for other in ("exact", "jagg"):
-            pairs = [gains[arm, s] - gains[other, s] for s in row["seeds"] if (other, s) in gains]
-            row[f"minus_{other}"] = interval(pairs) if pairs and other != arm else None
+        row["gain"] = {
+            name: interval([r["rewards"][name]["gain"] for r in mine]) for name in mine[0]["rewards"]
+        }
         rows.append(row)
     return rows
+
+
+def differences(runs: Sequence[Run], trained: str) -> list[dict[str, Any]]:
+    """Gain of one arm less another's, paired by seed, for the pairs that were both run."""
+    gains = {(r["arm"], r["seed"]): r["rewards"][trained]["gain"] for r in runs}
+    told = []
+    for one, other in PAIRS:
+        both = [s for a, s in gains if a == one and (other, s) in gains]
+        if both:
+            values = [gains[one, s] - gains[other, s] for s in both]
+            told.append({"one": one, "other": other, "seeds": both, "difference": interval(values)})
+    return told
 
 
 def told(value: tuple[float, float | None] | None) -> str:
@@ -125,21 +177,35 @@ def told(value: tuple[float, float | None] | None) -> str:
     return "" if value is None else f"{value[0]:+.4f}" + ("" if value[1] is None else f" ± {value[1]:.4f}")
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table; intervals are 95 % over seeds."""
-    head = ["strategy", "seeds", "updates", "forward-equivalents", "seconds", f"{rows[0]['trained']} gain"]
-    head += ["minus exact", "minus JAGG W=4", "verifier"]
+def markdown(rows: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]], trained: str) -> str:
+    """Both tables; intervals are 95 % over seeds."""
+    others = [name for name in rows[0]["gain"] if name != trained]
+    head = ["strategy", "seeds", "updates", "forward-equivalents", "seconds", f"**{trained}** gain", *others]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         cells = [ARMS[row["arm"]][0], str(len(row["seeds"])), f"{row['updates']:.0f}"]
         cells += [f"{row['forward_equivalents']:,.0f}", f"{row['seconds']:.0f}"]
-        cells += [told(row[k]) for k in ("gain", "minus_exact", "minus_jagg", "verifier")]
+        cells += [told(row["gain"][name]) for name in (trained, *others)]
         lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| difference of the gain, paired by seed | seeds | | verdict |", "|---|---|---|---|"]
+    for pair in pairs:
+        title = f"{ARMS[pair['one']][0]} less {ARMS[pair['other']][0]}"
+        lines.append(
+            f"| {title} | {len(pair['seeds'])} | {told(pair['difference'])} | {verdict(pair['difference'])} |"
+        )
     return "\n".join(lines) + "\n"
 
 
-def plot(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Rollout reward against forward-equivalents and against seconds (mean over seeds), and the held-out gains."""
+def verdict(difference: tuple[float, float | None]) -> str:
+    """More, less, or not told apart: does the interval hold zero?"""
+    mean, half = difference
+    if half is None or abs(mean) <= half:
+        return "not told apart"
+    return "more" if mean > 0 else "less"
+
+
+def plot(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], trained: str, file: Path) -> None:
+    """Rollout reward against forward-equivalents and against seconds (mean over seeds), and the gains."""
     from matplotlib.figure import Figure
 
     from jaggrl.infra.plots import COLOURS
@@ -153,7 +219,7 @@ def plot(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], file: Path) -> 
             x = np.mean([r[key][:length] for r in mine], axis=0)
             y = np.mean([smooth(r["curve"][:length]) for r in mine], axis=0)
             axis.plot(x, y, color=colour, label=ARMS[row["arm"]][0])
-        gain, half = row["gain"]
+        gain, half = row["gain"][trained]
         axes[2].errorbar(gain, -rows.index(row), xerr=half or 0, fmt="o", color=colour, capsize=3)
     for axis, label in zip(axes[:2], ("forward-equivalents", "seconds"), strict=True):
         axis.set_xlabel(label)
@@ -161,7 +227,7 @@ def plot(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], file: Path) -> 
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=7)
     axes[2].set_yticks([-i for i in range(len(rows))], [ARMS[row["arm"]][0] for row in rows], fontsize=8)
-    axes[2].set_xlabel(f"held-out gain of {rows[0]['trained']} (95 % over seeds)")
+    axes[2].set_xlabel(f"gain of {trained} (95 % over seeds)")
     axes[2].axvline(0, color="0.7", lw=0.8)
     axes[2].grid(alpha=0.3)
     figure.savefig(file, dpi=120)
@@ -175,7 +241,7 @@ def main() -> None:
     parser.add_argument(
         "--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM", help=", ".join(ARMS)
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides for every run")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs/matched_compute")
     parser.add_argument(
@@ -186,18 +252,18 @@ def main() -> None:
     print(power(len(arguments.seeds)), flush=True)
     try:
         runs = [
-            run(arm, seed, arguments.out, arguments.set, arguments.only_read)
+            result
             for seed in arguments.seeds
-            for arm in arguments.arms
+            for result in run_seed(arguments.arms, seed, arguments.out, arguments.set, arguments.only_read)
         ]
         runs.sort(key=lambda r: (arguments.arms.index(r["arm"]), r["seed"]))
-        rows = summary(runs)
-        text = markdown(rows)
-        write_json(
-            arguments.out / "matched.json", {"power": power(len(arguments.seeds)), "rows": rows, "runs": runs}
-        )
+        trained = next(name for name, reward in runs[0]["rewards"].items() if reward["trained"])
+        rows, pairs = summary(runs), differences(runs, trained)
+        text = markdown(rows, pairs, trained)
+        stored = {"power": power(len(arguments.seeds)), "rows": rows, "differences": pairs, "runs": runs}
+        write_json(arguments.out / "matched.json", stored)
         (arguments.out / "matched.md").write_text(text)
-        plot(runs, rows, arguments.out / "matched.png")
+        plot(runs, rows, trained, arguments.out / "matched.png")
         print("\n" + text)
         if arguments.readme:
             put_into(arguments.readme, NAME, text)

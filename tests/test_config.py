@@ -144,6 +144,11 @@ def test_layout_that_does_not_divide_names_the_nearest(monkeypatch: pytest.Monke
         ("optim=adam", "unknown optim 'adam': did you mean 'adamw'?"),
         ("algorithm=dancegrpo", "unknown algorithm 'dancegrpo': did you mean 'dance_grpo'?"),
         ("scorers=published", "group 'scorers' is not used by train.yaml: here it is scorers@model.scorers="),
+        ("+seeds=3", "+seeds: nothing reads it; did you mean 'seed'?"),
+        ("++evaluation.sample=3", "+evaluation.sample: nothing reads it; did you mean 'evaluation.samples'?"),
+        ("~seed", "~seed: the run needs it; give it another value instead of deleting it"),
+        ("~evaluation", "~evaluation: the run needs it"),
+        ("~optim", "~optim: the run needs it"),
         ("+rollouts=3", "Could not append to config. An item is already at 'rollouts'"),
     ],
 )
@@ -162,11 +167,14 @@ def test_unknown_experiment_is_told(typo: str) -> None:
         precheck([typo, "seed=1"], "train", CONF)
 
 
-def test_what_hydra_takes_passes() -> None:
+def test_what_hydra_takes_and_something_reads_passes() -> None:
     GlobalHydra.instance().clear()
     more = [
-        "+new.key=1",
-        "~precision",
+        "++reward.weights.pickscore=1",
+        "+reward.catalogue.mine={_target_: mine.Reward}",
+        "++seed=3",
+        "~optim.weight_decay",
+        "+hydra.job.env_set.A=1",
         "ema_decay=0.5",
         "lora={rank: 4}",
         "backward.window=[4,2]",

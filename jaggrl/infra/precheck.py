@@ -1,33 +1,37 @@
 """A look at the command line before Hydra's: what is wrong in one line, with the closest name.
 
 The config is composed exactly as Hydra will compose it. Only when that fails do we look for the override to
-blame, so the check can never refuse what Hydra accepts, with one exception: a word where the config has a
-number, or one value where it has several, is refused here, because plain YAML has no types.
+blame, so the check can never refuse what Hydra accepts, with two exceptions, because plain YAML has no types: a
+word where the config has a number (or one value where it has several), and a key added that nothing reads or
+deleted that something needs.
 """
 
 import copy
-import inspect
 import os
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException
-from hydra.utils import get_object
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from jaggrl.errors import UserError, did_you_mean, unknown
-
-COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
+from jaggrl.errors import UserError, unknown
+from jaggrl.infra.override_checks import check_keys, check_kinds
+from jaggrl.infra.overrides import (
+    COMPOSE_ERRORS,
+    choices,
+    chosen,
+    closest_key,
+    compose_groups,
+    keys,
+    line,
+    parse,
+    place,
+)
 
 
 def precheck(argv: Sequence[str], config_name: str, conf: Path) -> None:
@@ -61,21 +65,9 @@ def precheck(argv: Sequence[str], config_name: str, conf: Path) -> None:
             "-m under torchrun: start the sweep plainly, with hydra.launcher.nproc=<ranks per job>"
         )
     with initialize_config_dir(str(conf.absolute()), job_name=name, version_base="1.3"):
-        parsed = [_parse(text) for text in overrides]
+        parsed = [parse(text) for text in overrides]
         for job in _jobs(parsed, sweep):
             _check(name, job)
-
-
-def _parse(text: str) -> Override:
-    loader = GlobalHydra.instance().config_loader()
-    try:
-        return OverridesParser.create(config_loader=loader).parse_overrides([text])[0]
-    except HydraException as error:
-        if "=" not in text and not text.startswith("~"):
-            raise UserError(f"cannot read {text!r}: write key=value, or group=choice") from error
-        raise UserError(
-            f"cannot read {text!r}: {_line(error)}; quote special characters: 'key=\"a,b\"'"
-        ) from error
 
 
 def _jobs(parsed: Sequence[Override], sweep: bool) -> Iterator[list[str]]:
@@ -106,6 +98,8 @@ def _check(name: str, overrides: list[str]) -> None:
         cfg = compose(name, overrides, return_hydra_config=True)
     except COMPOSE_ERRORS as error:
         raise _diagnose(name, overrides, error) from error
+    parsed = [parse(text) for text in overrides]
+    check_keys(name, parsed)
     HydraConfig.instance().set_config(cfg)
     try:
         task = copy.deepcopy(cfg)
@@ -115,118 +109,45 @@ def _check(name: str, overrides: list[str]) -> None:
             raise UserError(f"config key {key!r} has no value: give {key}=...")
         OmegaConf.to_container(task, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"config key {error.full_key!r}: {_line(error)}") from error
+        raise UserError(f"config key {error.full_key!r}: {line(error)}") from error
     finally:
         HydraConfig.instance().cfg = None
-    _check_kinds(name, overrides)
+    check_kinds(name, parsed)
 
 
 def _diagnose(name: str, overrides: Sequence[str], error: Exception) -> UserError:
     """Find what Hydra stumbled over: a choice, a key, else its own words in one line."""
-    parsed = [_parse(text) for text in overrides]
+    parsed = [parse(text) for text in overrides]
     for override in parsed:
-        for choice in _chosen(override):
+        for choice in chosen(override):
             group, _, last = f"{override.key_or_group}/{choice}".rpartition("/")
-            if last not in _choices(group):
-                return unknown(override.key_or_group, choice, _choices(override.key_or_group))
-    base = _compose_groups(name, parsed)
+            if last not in choices(group):
+                return unknown(override.key_or_group, choice, choices(override.key_or_group))
+    base = compose_groups(name, parsed)
     if base is None:
-        return _idle_group(name, parsed) or UserError(_line(error))
+        return _idle_group(name, parsed) or UserError(line(error))
     for override in parsed:
         key = override.key_or_group
-        if override.is_add() or override.is_force_add() or _place(override) in base.hydra.runtime.choices:
+        if override.is_add() or override.is_force_add() or place(override) in base.hydra.runtime.choices:
             continue  # such as experiment=..., a group without a key of its own
-        if OmegaConf.select(base, key) is None and key not in set(_keys(base)):
-            return UserError(f"unknown config key {key!r}: {_closest_key(key, base)}")
-    return UserError(_line(error))
+        if OmegaConf.select(base, key) is None and key not in set(keys(base)):
+            return UserError(f"unknown config key {key!r}: {closest_key(key, base)}")
+    return UserError(line(error))
 
 
 def _idle_group(name: str, parsed: Sequence[Override]) -> UserError | None:
     """A choice in a group that the config does not use, or uses in another place (``group@package``)."""
-    plain = _compose_groups(name, [])
+    plain = compose_groups(name, [])
     used = [] if plain is None else [str(place) for place in plain.hydra.runtime.choices]
     for override in parsed:
         added = override.is_add() or override.is_force_add()
-        if plain is None or added or not _chosen(override) or _place(override) in used:
+        if plain is None or added or not chosen(override) or place(override) in used:
             continue
         group, value = override.key_or_group, override.value()
         places = [f"here it is {place}={value}" for place in used if place.partition("@")[0] == group]
         remedy = places[0] if places else f"add it with +{override.input_line}"
         return UserError(f"group {group!r} is not used by {name}.yaml: {remedy}")
     return None
-
-
-def _place(override: Override) -> str:
-    """``group``, ``group@package`` or key that an override is about."""
-    return str(override.get_key_element()).lstrip("~+")
-
-
-def _check_kinds(name: str, overrides: Sequence[str]) -> None:
-    """Refuse a word where the config has a number or a switch, and one value where it has several."""
-    parsed = [_parse(text) for text in overrides]
-    plain = [o for o in parsed if _is_plain_key(o) and o.value() is not None and "${" not in str(o.value())]
-    base = _compose_groups(name, parsed) if plain else None
-    if base is None:
-        return
-    for override in plain:
-        key, value = override.key_or_group, override.value()
-        default = OmegaConf.select(base, key, throw_on_missing=False)
-        if OmegaConf.is_dict(default) and not isinstance(value, dict):
-            told = "must be an object, as in {_target_: package.Class}"
-            raise UserError(
-                f"{key}={value}: {told if '_target_' in default else 'has keys; ' + _names(default)}"
-            )
-        if OmegaConf.is_list(default) and not isinstance(value, list):
-            raise UserError(f"{key}={value}: must be a list, as in {key}=[{value}]")
-        number = isinstance(default, bool | int | float) and isinstance(value, str)
-        if number and not _takes_words(base, key):
-            kind = "true or false" if isinstance(default, bool) else "a number"
-            raise UserError(f"{key}={value}: must be {kind} (the default is {default})")
-
-
-def _takes_words(base: DictConfig, key: str) -> bool:
-    """Whether the class that gets this value declares that it also takes strings (``size: int | str``)."""
-    parent, _, leaf = key.rpartition(".")
-    target = OmegaConf.select(base, f"{parent}._target_") if parent else None
-    if target is None:
-        return False
-    parameter = inspect.signature(get_object(target)).parameters.get(leaf)
-    return parameter is None or "str" in str(parameter.annotation)
-
-
-def _compose_groups(name: str, parsed: Sequence[Override]) -> DictConfig | None:
-    """The config with the chosen groups but without the single keys; None when that fails too."""
-    try:
-        return compose(name, [str(o.input_line) for o in parsed if _chosen(o)], return_hydra_config=True)
-    except COMPOSE_ERRORS:
-        return None
-
-
-def _is_plain_key(override: Override) -> bool:
-    """``key=value`` of an existing key: not a group, not added, not deleted."""
-    return override.type == OverrideType.CHANGE and not _choices(override.key_or_group)
-
-
-def _chosen(override: Override) -> list[str]:
-    """The choices an override makes in a config group; empty for a key and for a deletion."""
-    value = None if override.is_delete() else override.value()
-    if value is None or not _choices(override.key_or_group):
-        return []
-    return [str(choice) for choice in (value if isinstance(value, list) else [value])]
-
-
-def _choices(group: str) -> list[str]:
-    return GlobalHydra.instance().config_loader().get_group_options(group)
-
-
-def _keys(node: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted names of every node and leaf."""
-    if OmegaConf.is_dict(node):
-        for key in node:
-            name = f"{prefix}.{key}" if prefix else str(key)
-            yield name
-            if not OmegaConf.is_missing(node, key) and not OmegaConf.is_interpolation(node, key):
-                yield from _keys(node[key], name)
 
 
 def _missing(node: Any, prefix: str = "") -> Iterator[str]:
@@ -236,35 +157,3 @@ def _missing(node: Any, prefix: str = "") -> Iterator[str]:
             yield from _missing(value, f"{prefix}.{key}" if prefix else str(key))
     elif node == "???":
         yield prefix
-
-
-def _closest_key(key: str, base: DictConfig) -> str:
-    """The most similar key beside it and those of the same name elsewhere; else its neighbours, or any similar key."""
-    known = [name for name in _keys(base) if key.startswith("hydra") or not name.startswith("hydra")]
-    parent, dot, leaf = key.rpartition(".")
-    beside = [name for name in known if name.rpartition(".")[0] == parent]
-    similar = get_close_matches(key, beside, n=1, cutoff=1 - 0.25 * len(leaf) / len(key))
-    elsewhere = [name for name in known if name.rpartition(".")[2] == leaf]
-    found = list(dict.fromkeys([*similar, *elsewhere]))
-    if not found and not (dot and beside):
-        groups = GlobalHydra.instance().config_loader().list_groups("")
-        found = get_close_matches(key, [*known, *groups], n=1, cutoff=0.75)
-    if found:
-        return "did you mean " + " or ".join(map(repr, found[:3])) + "?"
-    node = OmegaConf.select(base, parent) if dot else None
-    return _names(node) if OmegaConf.is_dict(node) else "--cfg job shows all keys"
-
-
-def _names(node: Any) -> str:
-    """``choose one of: ...``, of the keys that a user may set."""
-    return did_you_mean("", (str(key) for key in node if not str(key).startswith("_")))
-
-
-def _line(error: BaseException) -> str:
-    """First telling line of an error and of its cause; for a broken file, where it is broken."""
-    if isinstance(error, YAMLError):
-        return " ".join(str(error).split())
-    cause = error.__cause__ or error.__context__
-    texts = [str(e).strip() for e in (error, cause) if e is not None]
-    lines = [text.splitlines()[0].strip().rstrip(".") for text in texts if text]
-    return ": ".join(dict.fromkeys(lines)) or type(error).__name__

@@ -28,8 +28,8 @@ from jaggrl.infra.files import read_json, write_atomic, write_json
 Action = Literal["new", "resume", "finished"]
 
 NAME_LIMIT = 100  # characters of a folder name; file systems allow 255 bytes
-# What says where or how to log, not what to compute: neither in the folder's name nor in its hash.
-BYSTANDERS = ("hydra", "logger", "resume")
+# What says where, how to log or what is already known, not what to compute: not in the folder's name or hash.
+BYSTANDERS = ("hydra", "logger", "resume", "evaluation.baseline")
 JOB_RECORD = "JAGGRL_JOB_RECORD"  # a sweep asks its jobs to write down their folder in this file
 
 
@@ -112,15 +112,15 @@ def folder_name(overrides: Sequence[str]) -> str:
 
 
 def config_hash(config: dict[str, Any]) -> str:
-    """Hash of what is computed: the config without the bystanders (logger, resume, hydra)."""
-    told = {key: value for key, value in config.items() if key not in BYSTANDERS}
+    """Hash of what is computed: the config without the bystanders."""
+    told = {key: value for key, value in _flat(config) if not _is_bystander(key)}
     canonical = json.dumps(told, sort_keys=True, default=str, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def _is_bystander(override: str) -> bool:
-    key = override.lstrip("+~").partition("=")[0].replace("/", ".").partition(".")[0]
-    return key in (*BYSTANDERS, "experiment")
+    key = override.lstrip("+~").partition("=")[0].replace("/", ".")
+    return any(key == name or key.startswith(name + ".") for name in (*BYSTANDERS, "experiment"))
 
 
 def _safe(name: str) -> str:

@@ -70,7 +70,7 @@ def test_bad_command_line_is_one_line_with_the_remedy(conf: Path, argv: list[str
     [
         [],
         ["seed=1", "backward=exact", "experiment=demo"],
-        ["+new.key=1", "++steps=3", "~note"],
+        ["++steps=3", "++size.width=2"],
         ["steps=null", "note=7", "size.width=wide", "steps=${seed}"],
         ["-m", "backward=exact,jagg", "seed=range(0,3)", "hydra.launcher.nproc=2"],
         ["-m", "backward=glob(*)"],

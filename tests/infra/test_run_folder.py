@@ -59,6 +59,8 @@ def test_logger_and_resume_are_not_part_of_what_is_computed(tmp_path: Path) -> N
     begin(tmp_path).close("stopped")
     assert begin(tmp_path, config=CONFIG | {"logger": {"wandb": "offline"}}).action == "resume"
     assert config_hash(CONFIG) == config_hash(CONFIG | {"resume": "none"})
+    assert config_hash(CONFIG) == config_hash(CONFIG | {"evaluation": {"baseline": "a/run"}})
+    assert config_hash(CONFIG) != config_hash(CONFIG | {"evaluation": {"steps": 3}})
 
 
 def test_a_held_folder_is_left_alone(tmp_path: Path) -> None:

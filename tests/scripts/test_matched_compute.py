@@ -4,7 +4,19 @@ import math
 
 import pytest
 
-from scripts.matched_compute import ARMS, interval, markdown, plot, power, summary
+from jaggrl.errors import UserError
+from scripts.matched_compute import (
+    ARMS,
+    PAIRS,
+    captions,
+    differences,
+    interval,
+    markdown,
+    plot,
+    power,
+    summary,
+    verdict,
+)
 
 
 def run_of(arm, seed, gain):
@@ -25,18 +37,31 @@ def test_differences_are_paired_by_seed(tmp_path):
         run_of("jagg", s, 0.01 * s + 0.002) for s in range(3)
     ]
     exact, jagg = summary(runs)
-    assert exact["minus_exact"] is None
-    assert jagg["minus_exact"] == (pytest.approx(0.002), pytest.approx(0.0, abs=1e-12))
-    assert jagg["gain"][0] == pytest.approx(0.012) and jagg["gain"][1] == pytest.approx(
-        4.3027 * 0.01 / math.sqrt(3), rel=1e-3
-    )
-    text = markdown([exact, jagg])
-    assert "| JAGG, W=4 | 3 | 4 | 20 | 2 | +0.0120 ± 0.0248 | +0.0020 ± 0.0000 |" in text
-    plot(runs, [exact, jagg], tmp_path / "matched.png")
+    (pair,) = differences(runs, "hpsv2")
+    assert (pair["one"], pair["other"], pair["seeds"]) == ("jagg", "exact", [0, 1, 2])
+    assert pair["difference"] == (pytest.approx(0.002), pytest.approx(0.0, abs=1e-12))
+    mean, half = jagg["gain"]["hpsv2"]
+    assert mean == pytest.approx(0.012) and half == pytest.approx(4.3027 * 0.01 / math.sqrt(3), rel=1e-3)
+    text = markdown([exact, jagg], [pair], "hpsv2")
+    assert "| JAGG, W=4 | 3 | 4 | 20 | 2 | +0.0120 ± 0.0248 | +0.0120 ± 0.0248 |" in text
+    assert "| JAGG, W=4 less exact, every step | 3 | +0.0020 ± 0.0000 | more |" in text
+    plot(runs, [exact, jagg], "hpsv2", tmp_path / "matched.png")
     assert (tmp_path / "matched.png").stat().st_size > 1000
+
+
+def test_verdict_needs_an_interval_without_zero():
+    assert verdict((0.1, 0.2)) == verdict((0.1, None)) == "not told apart"
+    assert verdict((0.3, 0.2)) == "more" and verdict((-0.3, 0.2)) == "less"
+
+
+def test_every_seed_has_captions_of_its_own(tmp_path):
+    texts = [captions(seed, tmp_path).read_text().splitlines() for seed in range(10)]
+    assert all(len(text) == 4 for text in texts) and len(set(sum(texts, []))) == 40
+    with pytest.raises(UserError, match="used up"):
+        captions(1000, tmp_path)
 
 
 def test_one_seed_has_no_interval_and_power_is_told():
     assert interval([1.0]) == (1.0, None)
-    assert "35% of the gain" in power(5)
-    assert {"exact", "jagg", "ablate", "subset"} <= set(ARMS)
+    assert "16% of the gain" in power(10)
+    assert {arm for pair in PAIRS for arm in pair} == set(ARMS)
