@@ -58,6 +58,10 @@ TRAINING_LEAST = EVALUATION_LEAST | {
 }
 
 
+LOOK_AHEAD = 1000
+"""Rollouts whose exploration is looked at before the run; a sliding window has been everywhere by then."""
+
+
 def resolve(cfg: DictConfig) -> Config:
     """Plain containers with all interpolations resolved; a missing or unresolvable value is one line."""
     try:
@@ -117,9 +121,7 @@ def check(config: Config) -> Plan:
         updates=loop.updates_per_rollout,
         group=loop.group_size,
     )
-    # the first rollout's windows, with any noise levels: does the exploration fit, is there a step to train?
-    outline = sampler.outline(lambda steps: torch.linspace(1, 0, steps + 1), 0, loop.seed)
-    algorithm.groups(outline, 0, backward.window, loop.seed)
+    _check_windows(sampler, algorithm, backward, min(config["rollouts"], LOOK_AHEAD), loop.seed)
     if sampler.cache is not None and algorithm.regresses:
         raise UserError(
             f"{type(algorithm).__name__} regresses on the rollout's velocities, which a feature cache would predict; "
@@ -133,6 +135,22 @@ def check(config: Config) -> Plan:
             f"evaluation.baseline={baseline} holds no evaluation of step 0; give the folder of a run, or null"
         )
     return Plan(algorithm, sampler, backward, loop, train_prompts, heldout_prompts)
+
+
+def _check_windows(
+    sampler: Sampler, algorithm: Algorithm, backward: Backward, rollouts: int, seed: int
+) -> None:
+    """Does every exploration of the run fit its schedule, and is there always a step to train?"""
+
+    def any_levels(steps: int) -> torch.Tensor:
+        return torch.linspace(1, 0, steps + 1)
+
+    steps = sampler.schedule(any_levels).steps
+    first: dict[range, int] = {}
+    for rollout in range(rollouts):
+        first.setdefault(sampler.exploration(rollout, steps, seed), rollout)
+    for rollout in first.values():
+        algorithm.groups(sampler.outline(any_levels, rollout, seed), rollout, backward.window, seed)
 
 
 def check_evaluation(config: Config) -> PromptSet:

@@ -7,7 +7,6 @@ own noise can hide the difference between strategies.
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from jaggrl.backward.measure import Gradients, Likeness, Sketch, alone, likeness
 from jaggrl.backward.report import Passes
 from jaggrl.backward.strategy import Backward
 from jaggrl.errors import UserError
-from jaggrl.infra.distributed import total
+from jaggrl.gradient_signal import Signal, signal
 from jaggrl.infra.stopwatch import Stopwatch
 from jaggrl.trainer import Trainer
 from jaggrl.trajectory import Batch
@@ -120,6 +119,7 @@ class Probe:
                         p -= group["lr"] * p.grad.sign()
         trainer.optimizer.zero_grad(set_to_none=True)
         trainer.policy.version += 1
+        self.exact.stopwatch.collect()  # these seconds are none of the measurement's
 
     def _measure(self, part: Batch) -> None:
         """All strategies on one part, those of one window length together."""
@@ -193,49 +193,13 @@ class Probe:
         self.measured[name].whole.append(likeness(gradients, exact))
         self.measured[name].sketches.append(self.sketch(gradients))
 
-    def signals(self) -> dict[str, "Signal"]:
+    def signals(self) -> dict[str, Signal]:
         """Each strategy's mini-batch gradient against the exact gradients of the other rollouts."""
         device = self.trainer.ranks.device
         exact = torch.stack(self.measured["exact"].sketches).to(device)
         return {
             name: signal(torch.stack(told.sketches).to(device), exact) for name, told in self.measured.items()
         }
-
-
-@dataclass(frozen=True)
-class Signal:
-    """How much of a mini-batch gradient is signal; nan where the noise of all rollouts together hides it."""
-
-    cosine: float
-    """To the true (many-rollout) exact gradient."""
-    snr: float
-    """``cosine^2 / (1 - cosine^2)``: rollouts needed for a given quality go with its inverse."""
-    jackknife: tuple[float, ...] = ()
-    """``snr`` with each rollout left out in turn."""
-
-
-def signal(estimates_RM: Tensor, exact_RM: Tensor) -> Signal:
-    """Unbiased over pairs of different rollouts: ``<g^r, e^q>`` estimates ``<E g, e*>``, ``<e^r, e^q>`` ``|e*|^2``."""
-    if len(exact_RM) < 3:
-        return Signal(math.nan, math.nan)
-    cross = total(estimates_RM.double() @ exact_RM.double().T)
-    own = total(exact_RM.double() @ exact_RM.double().T)
-    norms = total(estimates_RM.double().square().sum(1))
-    everything = torch.arange(len(norms))
-    jackknife = [_snr(cross, own, norms, everything[everything != r]) for r in everything]
-    cosine, snr = _snr(cross, own, norms, everything)
-    return Signal(cosine, snr, tuple(s for _, s in jackknife))
-
-
-def _snr(cross: Tensor, own: Tensor, norms: Tensor, keep: Tensor) -> tuple[float, float]:
-    pairs = len(keep) * (len(keep) - 1)
-    cross, own = cross[keep][:, keep], own[keep][:, keep]
-    along = float((cross.sum() - cross.trace()) / pairs)
-    true = float((own.sum() - own.trace()) / pairs)
-    if true <= 0 or along <= 0:
-        return math.nan, math.nan
-    cosine = along / math.sqrt(true * float(norms[keep].mean()))
-    return cosine, cosine**2 / (1 - cosine**2) if cosine < 1 else math.nan
 
 
 def _accumulate(sums: dict[str, Gradients], name: str, gradients: Gradients) -> None:

@@ -18,9 +18,10 @@ from jaggrl.diffusion.kernels import DanceSDE
 from jaggrl.diffusion.schedule import DanceSchedule
 from jaggrl.diffusion.solvers import Euler
 from jaggrl.errors import UserError
+from jaggrl.gradient_signal import Signal, signal
 from jaggrl.probe_report import ProbeReport
 from jaggrl.probe_verdicts import verdicts
-from jaggrl.probing import Probe, Signal, signal
+from jaggrl.probing import Probe
 from jaggrl.rollout import Sampler
 from tests.toys import ToyModel, toy_policy, toy_trainer
 

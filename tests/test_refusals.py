@@ -51,6 +51,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["algorithm=flow_grpo_fast", "algorithm.timestep_fraction=0.3"],
         "of 3 transitions trains none",
     ),
+    "a sliding window that shrinks at the end until nothing is trained": (
+        ["algorithm=mixgrpo", "algorithm.timestep_fraction=0.6", "rollouts=1000"],
+        "of 1 transitions trains none",
+    ),
     "MixGRPO-Flash, the model's own schedule": (
         [
             "algorithm=mixgrpo_flash",

@@ -5,9 +5,8 @@ The exact gradient of a window is ``sum_j J_j^T s_j``. A rule chooses anchors A 
 s_j``. Anchors stand in the order in which their graphs may be pulled back one at a time: a cotangent must be
 complete by then, so that M is triangular in that order (``M[a, a'] = 0`` for every later anchor ``a'``).
 
-Shapes: t_WB (W steps, B samples), weights_AWB (A anchors). Random rules draw from ``generator``, which is the
-    same on all
-ranks and kept in the checkpoint.
+Shapes: t_WB (W steps, B samples), weights_AWB (A anchors). Random rules draw from ``generator``, which is
+the same on all ranks and kept in the checkpoint.
 """
 
 from abc import ABC, abstractmethod
