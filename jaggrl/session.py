@@ -68,7 +68,12 @@ class Session:
         self.seconds = {"training": 0.0, "evaluation": 0.0}
         self.prediction = forecast(plan, self.trainer, config["checkpointing"])
         samples = plan.loop.prompts_per_rollout * plan.loop.group_size
-        self.rollouts = affordable(config["rollouts"], config["budget"], samples, self.prediction)
+        self.rollouts = affordable(
+            config["rollouts"],
+            config["budget"],
+            samples,
+            lambda rollout: forecast(plan, self.trainer, config["checkpointing"], rollout).total,
+        )
         self._between = {"time/eval_s": 0.0, "time/save_s": 0.0}
         """Seconds beside the steps since the last line of metrics."""
         self._saved = 0

@@ -36,6 +36,11 @@ class Prediction:
     rollout_units: float
 
     @property
+    def total(self) -> float:
+        """Of a sample's share of the rollout and its updates."""
+        return self.units + self.rollout_units
+
+    @property
     def update_saving(self) -> float:
         """Share of the update stage that is saved against exact."""
         return 1 - self.units / self.exact_units
