@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from jaggrl.backward.interpolants import Exact
 from jaggrl.build import Config, Plan, build_policy, build_scorers, build_trainer
 from jaggrl.errors import UserError
 from jaggrl.evaluation import Evaluation, Evaluator, held_out
@@ -158,6 +159,13 @@ class Session:
             self.policy.precision,
         )
         log.info("%s", self.prediction.describe())
+        if not self.prediction.interpolated and not isinstance(self.plan.backward.interpolant, Exact):
+            log.warning(
+                "no window is interpolated, all gradients are exact: trained steps fill no window of %s "
+                "(backward.window=0 takes all of them), or backward.jagg_frac=%g leaves none",
+                self.plan.backward.window,
+                self.plan.backward.jagg_frac,
+            )
         if self.config["budget"] is not None:
             log.info(
                 "budget of %g forward-equivalents: %d of %d rollouts by their predicted cost",

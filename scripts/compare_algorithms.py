@@ -1,6 +1,6 @@
 """Train every algorithm preset on the shapes world and compare them in one table.
 
-    python scripts/compare_algorithms.py                       all presets (an hour and more on two cores)
+    python scripts/compare_algorithms.py                       all presets, one seed (an hour on two cores)
     python scripts/compare_algorithms.py --presets shapes_nft shapes_art --seeds 0 1 2 --set rollouts=20
 
 Each run is ``python -m jaggrl.train experiment=<preset> seed=<seed>`` in a fresh process, one at a time, in its

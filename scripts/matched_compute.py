@@ -6,7 +6,7 @@
 
 DanceGRPO on the shapes world (9 steps, 8 of them trained; 2 prompts x 16 pictures; one update per rollout). Every
 seed has four captions of its own, the same for all arms; the gain is measured on them, with fresh noise. A policy
-gradient over all captions is so noisy that minutes of training tell nothing apart; over four, they do. Says
+gradient over all captions is so noisy that minutes of training separate nothing; over four captions, they do. Says
 first what it could detect. Writes ``matched.md``, ``matched.json`` and ``matched.png``.
 """
 

@@ -164,6 +164,13 @@ def test_run_folder_holds_what_people_look_at(tmp_path: Path) -> None:
         session(tmp_path / "last", "rollouts=1", f"evaluation.baseline={tmp_path / 'nowhere'}")
 
 
+def test_a_strategy_without_a_window_to_interpolate_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session(tmp_path / "run", "rollouts=1", "backward.window=9")
+    assert "no window is interpolated, all gradients are exact: trained steps fill no window of 9" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_process_continues_by_the_same_command(tmp_path: Path, how: signal.Signals) -> None:

@@ -1,6 +1,6 @@
 """DiffusionART (arXiv 2610.12572): one shared direction per prompt, regressed to on the rollout's own states.
 
-The method's code is not public; this follows the paper's description. What it says, we do: ODE rollout with
+The method's code is not public; this follows the published descriptions. What they say, we do: ODE rollout with
 the current policy and cached velocities ``v0``; ``G(c) = C / RMS(C)`` with ``C = Cov(R, x0 | c)``,
 normalised once, after aggregation; target ``v0`` plus the direction on every state; two disjoint
 minibatches per rollout, one update each; in the second the target pulls back what has drifted; no EMA, no

@@ -189,7 +189,9 @@ def draw_frontier(
     axis.set_xticks([1, 1.5, 2, 3, 5, 7, 10])
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_xlabel(f"speed-up of the update over exact, forward-equivalents ({updates} updates per rollout)")
+    axis.set_xlabel(
+        f"speed-up of the update over exact, forward-equivalents (updates per rollout: {updates})"
+    )
     axis.set_ylabel("1 - cosine of the update to exact (better upwards)")
     axis.grid(alpha=0.3, which="both")
     figure.legend(loc="outside right upper", fontsize=8)

@@ -53,7 +53,7 @@ def load_pipeline(pipeline_class: Any, path: str) -> Any:
             pipeline = pipeline_class.from_pretrained(location, torch_dtype=torch.float32)
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        hint = "fetch it again" if Path(location).is_dir() else "download it first (huggingface-cli download)"
+        hint = "fetch it again" if Path(location).is_dir() else "download it first (hf download)"
         raise UserError(
             f"model.path={path} cannot be loaded as {pipeline_class.__name__}: {first}; {hint}"
         ) from error
