@@ -168,7 +168,9 @@ def test_a_strategy_without_a_window_to_interpolate_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     session(tmp_path / "run", "rollouts=1", "backward.window=9")
-    assert "no window is interpolated, all gradients are exact: trained steps fill no window of 9" in caplog.text
+    assert (
+        "no window is interpolated, all gradients are exact: trained steps fill no window of 9" in caplog.text
+    )
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ Every method is collective: all ranks call it, in the same order, and all raise 
 """
 
 import logging
+import math
 import os
 import re
 import shutil
@@ -27,8 +28,8 @@ from torch.distributed.tensor import DTensor
 
 from jaggrl.errors import UserError
 from jaggrl.infra.distributed import broadcast
-from jaggrl.infra.files import fsync_folder, read_json
-from jaggrl.infra.manifest import MANIFEST, find_problem, write_manifest
+from jaggrl.infra.files import fsync_folder
+from jaggrl.infra.manifest import find_problem, write_manifest
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,9 @@ class Checkpoints:
         checkpoints = Checkpoints(run / "checkpoints")
         state = {"model": ..., "optimizer": ..., "step": 0}          # nested dicts of tensors and objects
         if path := checkpoints.latest():
-            generators = checkpoints.load(path, state)               # tensors and values change in place
+            checkpoints.load(path, state)                            # tensors and values change in place
         ...
-        checkpoints.save(20, state, per_rank={"noise": generator.get_state()})
+        checkpoints.save(20, state)
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
@@ -63,13 +64,12 @@ class Checkpoints:
         size = _stored_bytes(state)
         _on_main(lambda: self._require(size * (self.keep + 1 - len(self._steps()))))
 
-    def save(self, step: int, state: dict[str, Any], per_rank: dict[str, Any] | None = None) -> Path:
+    def save(self, step: int, state: dict[str, Any]) -> Path:
         """Write ``step_<step>``, then remove what is older than the newest ``keep``.
 
         Args:
             step: number of finished rollout steps.
             state: nested dicts of tensors, DTensors and picklable values, with the same keys on every rank.
-            per_rank: this rank's own tensors and plain values, such as generator states.
 
         Raises:
             UserError: the disk is full or not writable; the previous checkpoint is untouched.
@@ -80,8 +80,6 @@ class Checkpoints:
         try:
             with _quiet():
                 dcp.save(state, checkpoint_id=temporary)
-            if per_rank is not None:
-                _everywhere(lambda: torch.save(per_rank, temporary / _rank_file(_rank())))
         except (CheckpointException, OSError, RuntimeError) as error:
             _on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))
             if not _is_about_files(error):
@@ -96,10 +94,8 @@ class Checkpoints:
         """
         return _on_main(self._find)
 
-    def load(self, path: Path, state: dict[str, Any]) -> dict[str, Any] | None:
+    def load(self, path: Path, state: dict[str, Any]) -> None:
         """Fill ``state`` in place from ``path``, at any number of ranks.
-
-        Returns what this rank gave as ``per_rank``; None when the number of ranks has changed since.
 
         Raises:
             UserError: keys or shapes of the checkpoint are not those of ``state``.
@@ -110,10 +106,6 @@ class Checkpoints:
         except CheckpointException as error:
             remedy = "it is another model's or another setup's; resume=none starts anew"
             raise UserError(f"checkpoint {path} does not fit: {_cause(error)}; {remedy}") from error
-        manifest, own = read_json(path / MANIFEST) or {}, path / _rank_file(_rank())
-        if manifest.get("ranks") != _world() or not own.exists():
-            return None
-        return torch.load(own, map_location="cpu", weights_only=True)
 
     def _steps(self) -> list[Path]:
         """Published checkpoints, oldest first."""
@@ -144,7 +136,7 @@ class Checkpoints:
         others = [path for path in self._steps() if path != final]
         older = [path for path in others if step_of(path) < step]
         for path in others:
-            if path not in older[len(older) - (self.keep - 1) :]:
+            if path not in older[max(0, len(older) - (self.keep - 1)) :]:
                 self._remove(path)
         return final
 
@@ -186,15 +178,17 @@ def _name(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def _rank_file(rank: int) -> str:
-    return f"rank_{rank}.pt"
-
-
 def _stored_bytes(state: dict[str, Any]) -> int:
-    """Bytes that all ranks together will write: every shard, and replicated tensors once."""
-    shards = sum(t.to_local().nbytes for t in _tensors(state) if isinstance(t, DTensor))
+    """Bytes that all ranks together will write: every shard, and replicated tensors (HSDP's too) once."""
+    shards = sum(t.to_local().nbytes // _copies(t) for t in _tensors(state) if isinstance(t, DTensor))
     whole = sum(t.nbytes for t in _tensors(state) if not isinstance(t, DTensor))
     return sum(_gather(shards)) + whole
+
+
+def _copies(tensor: DTensor) -> int:
+    """How many ranks hold the same shard."""
+    mesh = tensor.device_mesh
+    return math.prod(mesh.size(i) for i, placed in enumerate(tensor.placements) if placed.is_replicate())
 
 
 def _tensors(node: Any) -> Iterator[Tensor]:
@@ -234,18 +228,6 @@ def _on_main(work: Callable[[], Any]) -> Any:
     if problem is not None:
         raise UserError(problem)
     return result
-
-
-def _everywhere(work: Callable[[], Any]) -> None:
-    """Run ``work`` on every rank; if it fails on one it fails on all."""
-    problem = None
-    try:
-        work()
-    except (OSError, RuntimeError) as error:
-        problem = str(error)
-    problems = [f"rank {rank}: {text}" for rank, text in enumerate(_gather(problem)) if text]
-    if problems:
-        raise OSError("; ".join(problems))
 
 
 def _quiet() -> AbstractContextManager[Any]:
