@@ -77,7 +77,7 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
 
 def _ratio(trainer: Trainer, trajectory: Trajectory, deviation: float) -> Finding:
     """Rollout and replay must agree, unless a feature cache made the rollout."""
-    limit = 1e-6 if trainer.policy.precision == "fp32" else 1e-3
+    limit = 1e-6 if trainer.policy.precision == "fp32" else min(1e-3, trainer.algorithm.clip_range)
     good, meaning = deviation <= limit, "rollout and replay see the same network"
     if trajectory.predicted:
         good, meaning = True, "the rollout's feature cache is another policy: see train/cache_*"

@@ -1,6 +1,7 @@
 """What an algorithm is: record, credit, windows, and what happens after a rollout's updates."""
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
@@ -34,6 +35,8 @@ class Algorithm(ABC):
     regresses: bool = False
     """Its targets are the rollout's velocities, so that they must be the network's."""
     min_group: int = 2
+    clip_range: float = math.inf
+    """Of the ratio; infinite without one."""
 
     @abstractmethod
     def credit(self, scored: Scored) -> Batch:

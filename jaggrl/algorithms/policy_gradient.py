@@ -157,6 +157,11 @@ class PolicyGradient(Algorithm):
         count = eligible(len(trained), self.timestep_fraction)
         if self.steps == "random_windows":
             whole = [g for g in cut(trained, window) if g.position < 1.0]
+            if not whole:
+                raise UserError(
+                    f"algorithm.steps=random_windows: {len(trained)} trained steps hold no window of "
+                    f"backward.window={window}; shorten it"
+                )
             keep = max(1, round(count / max(1, len(trained)) * len(whole)))
             drawn = torch.randperm(len(whole), generator=generator(seed, rollout, "windows"))[:keep]
             return [whole[i] for i in sorted(drawn.tolist())]

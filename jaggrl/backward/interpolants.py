@@ -45,11 +45,11 @@ class Interpolant(ABC):
     by_velocity: ClassVar[bool] = False
     """Whether ``weights`` looks at velocities."""
 
-    def asks(self, position: float) -> bool:
-        """Whether the rule first wants to ``learn`` how Jacobians are related in windows at this position."""
+    def asks(self, t_WB: Tensor) -> bool:
+        """Whether the rule first wants to ``learn`` how Jacobians are related in windows at these times."""
         return False
 
-    def learn(self, position: float, kernel_WW: Tensor, energy_W: Tensor) -> None:
+    def learn(self, t_WB: Tensor, kernel_WW: Tensor, energy_W: Tensor) -> None:
         """Take in inner products of Jacobians under white noise, and squared norms of the cotangents."""
         raise NotImplementedError(f"{type(self).__name__} does not learn")
 
@@ -62,8 +62,8 @@ class Interpolant(ABC):
         assert not state
 
     @abstractmethod
-    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
-        """Anchors and weights for a window at ``position``."""
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+        """Anchors and weights for a window."""
 
     def weights(self, table: Table, j: int, v_j: Tensor, v_A: Sequence[Tensor]) -> Tensor:
         """Weights (A, B) of a step that is no anchor; ``v_A``: the anchors' velocities if ``by_velocity``."""
@@ -81,7 +81,7 @@ class Exact(Interpolant):
     anchor_count: int = 0
     by_time: ClassVar[bool] = False
 
-    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
         """Identity."""
         W, B = t_WB.shape
         return Table(tuple(range(W)), torch.eye(W).unsqueeze(-1).expand(W, W, B))
@@ -97,7 +97,7 @@ class Linear(Interpolant):
 
     anchor_count: int = 2
 
-    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
         """``alpha_j = (t_0 - t_j) / (t_0 - t_{W-1})`` per sample."""
         alpha_WB = alpha(t_WB)
         return Table((0, len(t_WB) - 1), torch.stack([1 - alpha_WB, alpha_WB]))
@@ -109,7 +109,7 @@ class Ends(Interpolant):
 
     anchor_count: int = 2
 
-    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
         """Indicators of step 0 and step W-1."""
         last = len(t_WB) - 1
         return Table((0, last), _indicators((0, last), t_WB))
@@ -136,7 +136,7 @@ class Lagrange(Interpolant):
         if self.spread not in SPREADS:
             raise UserError(f"backward.interpolant.spread={self.spread} is unknown; use {', '.join(SPREADS)}")
 
-    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
         """``M[a, j] = prod_{b != a} (t_j - t_b) / (t_a - t_b)``."""
         anchors = _spread(t_WB, self.anchor_count, self.spread)
         return Table(anchors, lagrange(t_WB, anchors))
@@ -154,7 +154,7 @@ class Subset(Interpolant):
         if self.anchor_count < 1:
             raise UserError(f"backward.interpolant.anchor_count={self.anchor_count} must be at least 1")
 
-    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
         """``E[M] = identity`` when unbiased."""
         W = len(t_WB)
         chosen = torch.randperm(W, generator=generator)[: self.anchor_count].sort().values.tolist()
@@ -215,7 +215,7 @@ class Debiased(Interpolant):
         if not 0 < self.probability <= 1:
             raise UserError(f"backward.interpolant.probability={self.probability} is outside (0, 1]")
 
-    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
         """The linear table, corrected on the drawn step."""
         W = len(t_WB)
         draw = float(torch.rand((), generator=generator))

@@ -13,8 +13,8 @@ the kriging weights
     M[:, j] = K_AA^-1 K_Aj,   leaving   E|J_j^T s_j - sum_a M[a, j] J_a^T s_j|^2 ~ |s_j|^2 (K_jj - K_jA M[:, j]),
 
 and the anchors are those that leave least. Unlike polynomials in t they shrink where Jacobians are not alike,
-so that the norm does not inflate. The kernel of a window position is measured on one micro-batch (as many
-passes as exact backward takes there), now and then renewed.
+so that the norm does not inflate. The kernel of a window (known by its times) is measured on one micro-batch (as
+many passes as exact backward takes there), now and then renewed.
 """
 
 import math
@@ -31,12 +31,12 @@ from jaggrl.errors import UserError
 from jaggrl.infra.distributed import total
 from jaggrl.window import Window
 
-SLOTS, LONGEST = 16, 64  # window positions and steps that the state has room for
+SLOTS, LONGEST = 64, 64  # windows and steps that the state has room for
 JITTER = 1e-4
 
 
 class Kriging(Interpolant):
-    """Anchors and weights from the measured kernel; until a position was measured its windows are exact."""
+    """Anchors and weights from the measured kernel of each window, which the times of its first and last step tell."""
 
     def __init__(
         self, anchor_count: int = 2, target: float | None = None, every: int = 200, memory: float = 0.5
@@ -45,7 +45,7 @@ class Kriging(Interpolant):
         Args:
             anchor_count: backwards per window; with ``target`` the smallest number.
             target: add anchors until the expected cosine to exact reaches it; null keeps ``anchor_count``.
-            every: windows of a position between two measurements of its kernel.
+            every: how often a window is pulled back between two measurements of its kernel.
             memory: weight of the past when a kernel is measured again.
         """
         if anchor_count < 1:
@@ -60,46 +60,44 @@ class Kriging(Interpolant):
         self.memory = memory
         self._kernels = torch.zeros(SLOTS, LONGEST, LONGEST, dtype=torch.float64)
         self._energies = torch.zeros(SLOTS, LONGEST, dtype=torch.float64)
-        self._slots = torch.full((SLOTS, 3), -1.0, dtype=torch.float64)
-        """Position, steps, and windows since the last measurement of each slot."""
+        self._slots = torch.full((SLOTS, 4), -1.0, dtype=torch.float64)
+        """First and last time, steps, and windows since the last measurement of each slot."""
         self._plans: dict[int, tuple[tuple[int, ...], Tensor]] = {}
 
-    def asks(self, position: float) -> bool:
-        """At first, and after ``every`` windows at the position; called once per window."""
-        slot = self._slot(position)
-        if self._slots[slot, 0] < 0:
+    def asks(self, t_WB: Tensor) -> bool:
+        """At first, and after ``every`` windows at these times; called once per window."""
+        slot = self._slot(t_WB)
+        if self._slots[slot, 2] < 0:
             return True
-        self._slots[slot, 2] += 1
-        return bool(self._slots[slot, 2] >= self.every)
+        self._slots[slot, 3] += 1
+        return bool(self._slots[slot, 3] >= self.every)
 
-    def learn(self, position: float, kernel_WW: Tensor, energy_W: Tensor) -> None:
-        """Renew a position's kernel (scaled to mean diagonal 1) and the energies of its cotangents."""
-        slot, W = self._slot(position), len(energy_W)
+    def learn(self, t_WB: Tensor, kernel_WW: Tensor, energy_W: Tensor) -> None:
+        """Renew a window's kernel (scaled to mean diagonal 1) and the energies of its cotangents."""
+        slot, (first, last, W) = self._slot(t_WB), _times(t_WB)
         if W > LONGEST:
             raise UserError(f"backward.window={W}: kriging keeps kernels of at most {LONGEST} steps")
         kernel = kernel_WW.double() / kernel_WW.diagonal().mean().clamp(min=1e-300)
         energy = energy_W.double() / energy_W.mean().clamp(min=1e-300)
-        keep = self.memory if self._slots[slot, 0] >= 0 and self._slots[slot, 1] == W else 0.0
+        keep = self.memory if self._slots[slot, 2] >= 0 else 0.0
         self._kernels[slot, :W, :W] = keep * self._kernels[slot, :W, :W] + (1 - keep) * kernel
         self._energies[slot, :W] = keep * self._energies[slot, :W] + (1 - keep) * energy
-        self._slots[slot] = torch.tensor([position, W, 0.0])
+        self._slots[slot] = torch.tensor([first, last, W, 0.0])
         self._plans.pop(slot, None)
 
-    def table(self, t_WB: Tensor, generator: torch.Generator, position: float = 0.0) -> Table:
-        """The plan of the position, the same for all samples."""
-        anchors, weights_AW = self._plan(position)
+    def table(self, t_WB: Tensor, generator: torch.Generator) -> Table:
+        """The plan of the window's times, the same for all samples."""
+        anchors, weights_AW = self._plan(self._slot(t_WB))
         return Table(anchors, weights_AW.to(t_WB.dtype).unsqueeze(-1).expand(-1, -1, t_WB.shape[1]))
 
-    def expected_cosine(self, position: float) -> float:
+    def expected_cosine(self, t_WB: Tensor) -> float:
         """Of the window's gradient to exact, as the kernel has it."""
-        slot = self._slot(position)
-        W = int(self._slots[slot, 1])
-        return expected_cosine(self._kernels[slot, :W, :W], self._energies[slot, :W], self._plan(position)[0])
+        slot, W = self._slot(t_WB), len(t_WB)
+        return expected_cosine(self._kernels[slot, :W, :W], self._energies[slot, :W], self._plan(slot)[0])
 
-    def _plan(self, position: float) -> tuple[tuple[int, ...], Tensor]:
-        slot = self._slot(position)
+    def _plan(self, slot: int) -> tuple[tuple[int, ...], Tensor]:
         if slot not in self._plans:
-            W = int(self._slots[slot, 1])
+            W = int(self._slots[slot, 2])
             kernel, energy = self._kernels[slot, :W, :W], self._energies[slot, :W]
             count = min(self.anchor_count, W)
             anchors = best_anchors(kernel, energy, count)
@@ -109,14 +107,14 @@ class Kriging(Interpolant):
             self._plans[slot] = (anchors, kriging_weights(kernel, anchors))
         return self._plans[slot]
 
-    def _slot(self, position: float) -> int:
-        """The position's slot, or the next free one."""
-        positions = self._slots[:, 0].tolist()
-        for slot, known in enumerate(positions):
-            if known < 0 or abs(known - position) < 1e-6:
+    def _slot(self, t_WB: Tensor) -> int:
+        """The window's slot, or the next free one."""
+        first, last, W = _times(t_WB)
+        for slot, (begin, end, size, _) in enumerate(self._slots.tolist()):
+            if size < 0 or (size == W and abs(begin - first) < 1e-6 and abs(end - last) < 1e-6):
                 return slot
         raise UserError(
-            f"backward.window cuts more than {SLOTS} windows, too many for kriging; use longer ones"
+            f"more than {SLOTS} different windows are too many for kriging; use a longer backward.window"
         )
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -133,6 +131,11 @@ class Kriging(Interpolant):
         self._energies = state["energies"].cpu().double()
         self._slots = state["slots"].cpu().double()
         self._plans.clear()
+
+
+def _times(t_WB: Tensor) -> tuple[float, float, int]:
+    """First and last time (the schedule's, so that all ranks agree) and length of a window."""
+    return float(t_WB[0, 0]), float(t_WB[-1, 0]), len(t_WB)
 
 
 def jacobian_kernel(

@@ -128,10 +128,13 @@ class Auto:
         return Likeness(float(ge), float(gg), float(rows[:, EE].sum()))
 
     def _move(self) -> None:
-        """One rung up when the present length is good enough, down for good when it is not."""
+        """One rung up when the present length is good enough, down for good when it is not (or too long to be cut)."""
         rows = self._stats[self._rung]
         seen = rows[rows[:, COUNT] > 0]
         if not len(seen):
+            if self._rung > 0:
+                self._rung -= 1
+                self._ceiling = self._rung
             return
         cosine = self.whole().cosine
         if self._rung > 0 and cosine < self.climb - self.hysteresis:

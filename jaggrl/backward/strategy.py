@@ -119,7 +119,7 @@ class Backward:
     def __call__(self, window: Window) -> Report:
         """Add the window's gradient to the parameters' ``.grad``."""
         possible = self.can_interpolate(window.position, window.size)
-        learned = self._learn(window) if possible and self.interpolant.asks(window.position) else None
+        learned = self._learn(window) if possible and self.interpolant.asks(window.t_WB) else None
         if self.auto is not None and possible and self.auto.wants(window.position):
             return self._measured(window, self.auto)
         report = self.pull(window, self.routed(window.position, window.size))
@@ -138,7 +138,7 @@ class Backward:
         self._learned += 1
         noise = torch.Generator().manual_seed(hash((self._seed, self._learned, rank())) & (2**63 - 1))
         with self.stopwatch("probe"):
-            self.interpolant.learn(window.position, *jacobian_kernel(window, self._parameters, noise))
+            self.interpolant.learn(window.t_WB, *jacobian_kernel(window, self._parameters, noise))
         return _one_by_one(window.size)
 
     def _measured(self, window: Window, auto: Auto) -> Report:
@@ -160,7 +160,7 @@ class Backward:
         """Add the window's gradient, interpolated or exact; times that do not fall fall back to exact."""
         if not interpolated or (self.by_time and not _falling(window.t_WB)):
             return self._sequential(window, Exact().table(window.t_WB, self.generator))
-        table = self.interpolant.table(window.t_WB, self.generator, window.position)
+        table = self.interpolant.table(window.t_WB, self.generator)
         if self.graph == "sequential":
             return self._sequential(window, table)
         return self._together(window, table)

@@ -65,20 +65,32 @@ def test_anchors_are_the_best_of_all_pairs():
 def test_target_takes_as_many_anchors_as_it_needs():
     kernel = kernel_of(smooth(noise=0.6))
     rule = Kriging(2, target=0.9)
-    assert rule.asks(0.0)
-    rule.learn(0.0, kernel, torch.ones(12))
-    assert not rule.asks(0.0)
     t = torch.linspace(1, 0, 12).unsqueeze(1)
-    table = rule.table(t, torch.Generator(), 0.0)
-    assert rule.expected_cosine(0.0) >= 0.9
+    assert rule.asks(t)
+    rule.learn(t, kernel, torch.ones(12))
+    assert not rule.asks(t)
+    table = rule.table(t, torch.Generator())
+    assert rule.expected_cosine(t) >= 0.9
     fewer = best_anchors(kernel, torch.ones(12).double(), len(table.anchors) - 1)
     assert len(table.anchors) == 2 or expected_cosine(kernel, torch.ones(12), fewer) < 0.9
     other = Kriging(2, target=0.9)
     other.load_state_dict(rule.state_dict())
-    assert other.table(t, torch.Generator(), 0.0).anchors == table.anchors
+    assert other.table(t, torch.Generator()).anchors == table.anchors
     for settings in ({"anchor_count": 0}, {"target": 1.0}, {"every": 0}):
         with pytest.raises(UserError, match="backward.interpolant"):
             Kriging(**settings)
+
+
+def test_a_window_that_moves_or_shrinks_is_another_window():
+    """MixGRPO's: the same position, other times; each is measured for itself."""
+    rule = Kriging(2)
+    t = torch.linspace(1, 0, 12).unsqueeze(1)
+    for steps in (slice(0, 4), slice(1, 5), slice(9, 12)):
+        assert rule.asks(t[steps])
+        size = len(t[steps])
+        rule.learn(t[steps], kernel_of(smooth(noise=0.6))[:size, :size], torch.ones(size))
+        assert rule.table(t[steps], torch.Generator()).weights_AWB.shape[1] == size
+    assert not rule.asks(t[:4])
 
 
 def test_kernel_of_real_windows_predicts_the_cosine_and_beats_jagg():
@@ -87,7 +99,7 @@ def test_kernel_of_real_windows_predicts_the_cosine_and_beats_jagg():
     window, parameters = windows[0], policy.parameters
     rule = Kriging(3)
     for seed in range(4):
-        rule.learn(0.0, *jacobian_kernel(window, parameters, torch.Generator().manual_seed(seed)))
+        rule.learn(window.t_WB, *jacobian_kernel(window, parameters, torch.Generator().manual_seed(seed)))
 
     def cosine(interpolant):
         ways = []
@@ -99,7 +111,7 @@ def test_kernel_of_real_windows_predicts_the_cosine_and_beats_jagg():
         return float(torch.nn.functional.cosine_similarity(*ways, dim=0))
 
     assert cosine(rule) > cosine(Linear())
-    assert cosine(rule) == pytest.approx(rule.expected_cosine(0.0), abs=0.1)
+    assert cosine(rule) == pytest.approx(rule.expected_cosine(window.t_WB), abs=0.1)
 
 
 def test_strategy_learns_first_and_again_after_a_while():

@@ -105,6 +105,19 @@ def test_window_lengths_climb_while_the_update_stays_good():
     assert lengths == sorted(lengths[: lengths.index(20) + 1]) + [10] * (11 - lengths.index(20))
 
 
+def test_a_length_that_no_window_has_is_left_for_good():
+    """20 of 12 trained steps: nothing to route, so that nothing is ever measured there."""
+    auto = Auto(windows=[4, 20], climb=0.9, overhead=1.0)
+    lengths = []
+    for _ in range(6):
+        auto.begin()
+        lengths.append(auto.window)
+        if auto.window == 4 and auto.wants(0.0):
+            auto.observe(0.0, seen(0.95))
+            auto.account(0.0, 100, 1)
+    assert lengths == [4, 4, 20, 4, 4, 4]
+
+
 def test_bad_values_are_refused():
     for settings in ({"threshold": 1.5}, {"overhead": 0.0}, {"memory": 1.0}, {"windows": [10, 4]}):
         with pytest.raises(UserError, match="backward.auto"):
