@@ -86,7 +86,7 @@ class Probe:
         trainer = self.trainer
         for done in range(rollouts):
             batch = trainer.algorithm.credit(trainer.score(trainer.sample()))
-            parts = batch.split(trainer.loop.updates_per_rollout)
+            parts = list(batch.split(trainer.loop.updates_per_rollout))
             saved = [p.detach().clone() for p in trainer.policy.parameters] if self.after_updates else []
             try:
                 for part in parts[: self.after_updates]:

@@ -21,7 +21,7 @@ class Finding:
 
 def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
     """Look at the first step: ratio, reward spread, distinct pictures, updates per rollout. All ranks find the same."""
-    scored = trainer.last
+    scored = trainer.first
     assert scored is not None
     found = []
     deviation = trainer.first_ratio_deviation

@@ -36,7 +36,7 @@ class Loop:
 
 
 class DivergedError(RuntimeError):
-    """Too many updates in a row had non-finite gradients."""
+    """Too many updates in a row had non-finite gradients, or no score to learn from."""
 
 
 class Trainer:
@@ -78,7 +78,8 @@ class Trainer:
         self.cost = 0.0
         """Forward-equivalents of all rollouts and updates so far, over all ranks (see ``policy.backward_cost``)."""
         self._skipped_in_a_row = 0
-        self.last: Scored | None = None
+        self.first: Scored | None = None
+        """The run's first rollout, for its self-check; let go at the next one."""
         self.first_ratio_deviation: float | None = None
         """max |ratio - 1| of the run's first update, before any parameter moved; None for ratio-free algorithms."""
         for name in (algorithm.behaviour, *algorithm.needs, *(["ema"] if loop.ema_decay else [])):
@@ -102,13 +103,15 @@ class Trainer:
 
     def _step(self) -> dict[str, float]:
         before = self.policy.forwards
+        self.first = None
         with self.clock("rollout"):
             trajectory = self.sample()
         with self.clock("reward"):
             scored = self.score(trajectory)
         batch = self.algorithm.credit(scored)
         metrics = self.update(batch)
-        self.last = scored
+        if self.steps_done == 0:
+            self.first = scored
         self.steps_done += 1
         self.cost += (self.policy.forwards - before) * self.ranks.world
         metrics["cost/forward_equivalents"] = self.cost
@@ -160,7 +163,7 @@ class Trainer:
                 report.add(self._accumulate(micro, groups))
             if self.policy.version == 0 and "ratio_deviation_max" in report.stats:
                 self.first_ratio_deviation = float(largest(report.summary()["ratio_deviation_max"]))
-            norms.append(self.optimize())
+            norms.append(self.optimize(float(total(part.valid_B.float().sum())) > 0))
             whole.add(report)
         metrics = self.algorithm.after_rollout(self.policy, self.policy.version)
         return metrics | self._update_metrics(whole, norms)
@@ -180,11 +183,12 @@ class Trainer:
         self.cost += backwards * self.policy.backward_cost
         return report
 
-    def optimize(self) -> float:
+    def optimize(self, judged: bool = True) -> float:
         """Clip, step, zero. Returns the pre-clip norm, the same on all ranks: all skip a step together.
 
         A non-finite gradient is skipped and counted. So is a zero one (all groups flat, failed or clipped), on which
-        momentum and weight decay would still move the parameters.
+        momentum and weight decay would still move the parameters; where no sample was ``judged`` at all (every score
+        failed) it counts towards ``max_skipped`` too.
         """
         with self.clock("optim"):
             norm_tensor = torch.nn.utils.clip_grad_norm_(self.policy.parameters, self.loop.max_grad_norm)
@@ -193,7 +197,7 @@ class Trainer:
             norm = float(norm_tensor)
             if norm == 0:
                 self.idle += 1
-                self._skipped_in_a_row = 0
+                self._skipped_in_a_row = 0 if judged else self._skipped_in_a_row + 1
             elif math.isfinite(norm):
                 self.optimizer.step()
                 self.policy.version += 1
@@ -206,13 +210,13 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
         if self._skipped_in_a_row >= self.loop.max_skipped:
             raise DivergedError(
-                f"{self._skipped_in_a_row} updates in a row had non-finite gradients (max_skipped); lower optim.lr or "
-                "look at the rewards; the last checkpoint is intact"
+                f"{self._skipped_in_a_row} updates in a row had non-finite gradients or not one sample with a score "
+                "(max_skipped); lower optim.lr or look at reward/*/failed; the last checkpoint is intact"
             )
         return norm
 
     def _update_metrics(self, report: Report, norms: list[float]) -> dict[str, float]:
-        """Means (or maxima) over ranks of what the windows reported."""
+        """Means over ranks and updates (or maxima) of what the windows reported."""
         device = self.ranks.device
         metrics = {}
         for name, value in report.summary().items():
@@ -220,8 +224,8 @@ class Trainer:
             metrics[f"train/{name}"] = float(across)
         finite = [n for n in norms if math.isfinite(n)]
         metrics |= {
-            "train/loss": float(total(report.loss.to(device)) / self.ranks.world),
-            "train/grad_norm": sum(finite) / max(1, len(finite)),
+            "train/loss": float(total(report.loss.to(device)) / self.ranks.world) / len(norms),
+            "train/grad_norm": sum(finite) / len(finite) if finite else float("nan"),
             "train/grad_norm_max": max(finite, default=float("nan")),
             "train/skipped_updates": float(self.skipped),
             "train/idle_updates": float(self.idle),

@@ -7,7 +7,7 @@ Shape legend (used as name suffixes everywhere):
     D  elements of one latent                A  anchors of a backward strategy
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -149,15 +149,17 @@ class Batch:
             self, trajectory=part, credit=credit, valid_B=self.valid_B[index], weight_B=self.weight_B[index]
         )
 
-    def split(self, updates: int) -> list["Batch"]:
-        """The parts of the rollout, one per optimizer update: disjoint and exhaustive."""
+    def split(self, updates: int) -> Iterator["Batch"]:
+        """The parts of the rollout, one per optimizer update: disjoint and exhaustive; copied in turn."""
         part_B = torch.tensor([s.part for s in self.trajectory.samples])
-        return [self.rows((part_B == u).nonzero().flatten()) for u in range(updates)]
+        for u in range(updates):
+            yield self.rows((part_B == u).nonzero().flatten())
 
-    def micro_batches(self, size: int) -> list["Batch"]:
+    def micro_batches(self, size: int) -> Iterator["Batch"]:
         """Consecutive micro-batches of at most ``size`` samples."""
         n = len(self.trajectory.samples)
-        return [self.rows(torch.arange(i, min(i + size, n))) for i in range(0, n, size)]
+        for i in range(0, n, size):
+            yield self.rows(torch.arange(i, min(i + size, n)))
 
 
 def layout(prompts: int, group: int, updates: int, world: int, rank: int) -> list[Sample]:

@@ -84,7 +84,7 @@ def test_theorem_1_through_real_windows():
     t_S, states = batch.trajectory.t_S, batch.trajectory.recorded["states"]
     a = ((t_S[0] - t_S) / (t_S[0] - t_S[7]))[:, None, None, None, None]
     states[:9] = states[:1] + a * (states[7:8] - states[:1]).clone()
-    micro = batch.micro_batches(8)[0]
+    micro = next(batch.micro_batches(8))
     results = []
     for interpolant in (Exact(), Linear()):
         backward = Backward(interpolant, window=4, served="off")  # the states were moved

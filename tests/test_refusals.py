@@ -55,6 +55,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["algorithm=mixgrpo", "algorithm.timestep_fraction=0.6", "rollouts=1000"],
         "of 1 transitions trains none",
     ),
+    "random windows longer than what is trained": (
+        ["algorithm=flow_grpo_fast", "++algorithm.steps=random_windows", "backward.window=4"],
+        "3 trained steps hold no window of backward.window=4",
+    ),
     "MixGRPO-Flash, the model's own schedule": (
         [
             "algorithm=mixgrpo_flash",

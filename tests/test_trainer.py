@@ -51,9 +51,9 @@ def first_gradient(trainer: Trainer) -> Tensor:
     seen: list[Tensor] = []
     optimize = trainer.optimize
 
-    def spy() -> float:
+    def spy(judged: bool) -> float:
         seen.append(torch.cat([p.grad.flatten().clone() for p in trainer.policy.parameters]))
-        return optimize()
+        return optimize(judged)
 
     trainer.optimize = spy  # type: ignore[method-assign]
     trainer.step()
@@ -108,8 +108,8 @@ def test_broken_latents_are_a_failed_reward(name: str, value: float) -> None:
         trainer.sample = poisoned  # type: ignore[method-assign]
         found = first_gradient(trainer)
         assert trainer.skipped == 0
-        assert trainer.last is not None
-        assert int((~trainer.last.total_N.isfinite()).sum()) == 1
+        assert trainer.first is not None
+        assert int((~trainer.first.total_N.isfinite()).sum()) == 1
         assert (trainer.first_ratio_deviation or 0.0) < 1e-5  # the broken sample's place holds a whole one
         return found
 
@@ -166,11 +166,11 @@ def poisoned(trainer: Trainer, at: set[int]) -> None:
     """Make the gradient NaN at the given optimizer steps."""
     optimize, calls = trainer.optimize, [0]
 
-    def spy() -> float:
+    def spy(judged: bool) -> float:
         if calls[0] in at:
             trainer.policy.parameters[0].grad.fill_(float("nan"))  # type: ignore[union-attr]
         calls[0] += 1
-        return optimize()
+        return optimize(judged)
 
     trainer.optimize = spy  # type: ignore[method-assign]
 
@@ -186,6 +186,16 @@ def test_non_finite_gradient_skips_the_step_and_is_counted() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.policy.parameters, strict=True))
     trainer.step()
     assert trainer.policy.version == 1
+
+
+def test_gives_up_where_no_score_ever_comes() -> None:
+    algorithm, sampler = dance()
+    trainer = toy_trainer(
+        algorithm, sampler, reward=scripted(dict.fromkeys(range(8), float("nan"))), max_skipped=2
+    )
+    assert trainer.step()["train/idle_updates"] == 1
+    with pytest.raises(DivergedError, match="not one sample with a score"):
+        trainer.step()
 
 
 def test_gives_up_after_too_many_skips() -> None:

@@ -152,12 +152,12 @@ def test_a_prompt_without_covariance_moves_nothing():
     for whole, alone in zip(batch.split(2), rest.split(2), strict=True):
         assert torch.allclose(pull(trainer, whole), pull(trainer, alone), rtol=1e-4, atol=1e-6)
     nothing = trainer.algorithm.credit(scored_of(trainer, torch.zeros_like))
-    assert float(pull(trainer, nothing.split(2)[0]).abs().max()) == 0
+    assert float(pull(trainer, next(nothing.split(2))).abs().max()) == 0
 
 
 def first_loss(trainer, batch, raw_of, weight="one"):
     """The first window's step 2: its proxy's gradient, v0 and G_v."""
-    micro = batch.micro_batches(8)[0]
+    micro = next(batch.micro_batches(8))
     window = next(
         trainer.algorithm.windows(micro, trainer.policy, trainer.algorithm.groups(batch.trajectory, 0, 4, 0))
     )
@@ -172,7 +172,7 @@ def first_loss(trainer, batch, raw_of, weight="one"):
 def test_gradient_of_the_second_update_restores(weight, power):
     """``(2w/D)(d - G_v)``, w the state's weight; at d = 0, the first update, it is ``-(2w/D) G_v``."""
     trainer = trainer_of(art(weight=weight, mask_threshold=1e9))
-    batch = trainer.algorithm.credit(scored_of(trainer)).split(2)[0]
+    batch = next(trainer.algorithm.credit(scored_of(trainer)).split(2))
     share = float(batch.weight_B[0]) / 7
     sigma = float(batch.trajectory.sigma_S[2])
     for shift in (0.0, 0.3):
@@ -210,8 +210,8 @@ def test_proxy_kl_is_that_of_the_surrogate_transition():
 def test_masked_states_keep_their_place_in_the_mean():
     algorithm = art(mask_threshold=1e-12)
     trainer = trainer_of(algorithm)
-    batch = algorithm.credit(scored_of(trainer)).split(2)[1]
-    direction = batch.micro_batches(8)[0].credit["direction"]
+    batch = list(algorithm.credit(scored_of(trainer)).split(2))[1]
+    direction = next(batch.micro_batches(8)).credit["direction"]
     outward = 0.5 * direction
     outward[4:] = -outward[4:]
     loss, grad, _, _ = first_loss(trainer, batch, lambda v0: v0 + outward)
@@ -239,7 +239,7 @@ def test_first_update_is_never_masked_and_the_second_has_drifted():
 
 def test_two_disjoint_minibatches_within_each_prompt():
     trainer = trainer_of()
-    parts = trainer.algorithm.credit(trainer.score(trainer.sample())).split(2)
+    parts = list(trainer.algorithm.credit(trainer.score(trainer.sample())).split(2))
     indices = [sorted(s.index for s in p.trajectory.samples) for p in parts]
     assert sorted(indices[0] + indices[1]) == list(range(16))
     for part in parts:

@@ -138,7 +138,7 @@ def test_guard_reweighting_divides_by_the_step_length():
     for algorithm in (plain, weighted):
         trainer = toy_trainer(algorithm, flow(FlowSDE(0.7)))
         batch = rescored(trainer)
-        micro = batch.micro_batches(1)[0]
+        micro = next(batch.micro_batches(1))
         (window,) = algorithm.windows(micro, trainer.policy, algorithm.groups(batch.trajectory, 0, 7, 0))
         losses.append([window.loss(j, window.stored(j)).stats["policy_loss"] for j in range(7)])
     length = -batch.trajectory.sigma_S.diff()[:7]

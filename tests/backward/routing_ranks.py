@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaggrl.infra.distributed import shard, start, stop
 from jaggrl.models.policy import Policy, make_trainable
+from jaggrl.trajectory import Trajectory
 from tests.backward.test_routing import auto_trainer
 from tests.toys import ToyModel
 
@@ -18,12 +19,18 @@ def main(out: Path) -> None:
     policy = Policy(model, None, "fp32", ranks.device)
     # the toy's cosines lie around this threshold, so that routes change
     trainer = auto_trainer(ranks, policy, threshold=0.97, hysteresis=0.005, windows=[3, 4, 7], climb=0.9)
-    decisions, rewards = [], []
+    decisions, rewards, sample = [], [], trainer.sample
+
+    def noted() -> Trajectory:
+        trajectory = sample()
+        rewards.append(float(trajectory.media_B.mean()))
+        return trajectory
+
+    trainer.sample = noted
     for _ in range(100):
         metrics = trainer.step()
         told = {k: v for k, v in metrics.items() if k.startswith("backward/")}
         decisions.append([told[k] for k in sorted(told)])
-        rewards.append(float(trainer.last.trajectory.media_B.mean()))
     (out / f"{ranks.rank}.json").write_text(
         json.dumps(
             {

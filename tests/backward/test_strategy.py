@@ -51,7 +51,7 @@ def real_windows(steps=11, window=5):
     trainer = toy_trainer(algorithm, sampler)
     batch = algorithm.credit(trainer.score(trainer.sample()))
     groups = algorithm.groups(batch.trajectory, 0, window, 0)
-    micro = batch.micro_batches(8)[0]
+    micro = next(batch.micro_batches(8))
     return trainer.policy, list(algorithm.windows(micro, trainer.policy, groups))
 
 

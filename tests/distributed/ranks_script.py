@@ -96,9 +96,9 @@ def results(cell: Cell, ranks: Ranks, folder: Path | None) -> dict[str, Any]:
         """One rollout, watched."""
         optimize = type(trainer).optimize
 
-        def spy() -> float:
+        def spy(judged: bool) -> float:
             gradients.append([full(p.grad) for p in trainer.policy.parameters if p.grad is not None])
-            norms.append(optimize(trainer))
+            norms.append(optimize(trainer, judged))
             return norms[-1]
 
         trainer.optimize = spy  # type: ignore[method-assign]
