@@ -46,7 +46,6 @@ def main(cfg: DictConfig) -> int | None:
             out = _output(config)
             meta = {
                 "weights": str(folder) if folder else config["model"]["path"],
-                "cards": {name: vars(scorer.card) for name, scorer in scorers.items()},
                 **evaluator.setting,
             }
             file = save_evaluation(out, 0, evaluation, meta)

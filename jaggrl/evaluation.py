@@ -72,6 +72,7 @@ class Evaluator:
         self.samples = samples
         self.setting = {
             "model": policy.model.location,
+            "model_options": policy.model.options(),
             "precision": policy.precision,
             "prompts_sha256": hashlib.sha256("\n".join(p.text for p in prompts).encode()).hexdigest(),
             "n": len(prompts),
@@ -80,6 +81,7 @@ class Evaluator:
             "samples": samples,
             "grid": grid,
             "rewards": list(scorers),
+            "cards": {name: scorer.card.as_dict() for name, scorer in scorers.items()},
         }
         """What must be the same for two evaluations to be compared."""
         self._rollout = Rollout(Sampler(ModelSchedule(steps), Nowhere(), Euler()), seed, micro_batch)

@@ -69,6 +69,8 @@ def test_evaluations_of_another_setting_are_not_known(tmp_path: Path) -> None:
     save_evaluation(tmp_path, 0, ours(), ours.setting)
     assert isinstance(load_evaluation(tmp_path, 0, ours.setting), Evaluation)
     assert load_evaluation(tmp_path, 0, evaluator(grid=3).setting) is None
+    ours.setting["cards"]["brightness"]["sha256"] = "another file of weights"
+    assert load_evaluation(tmp_path, 0, ours.setting) is None
 
 
 def test_baseline_of_another_run_is_taken_over_or_refused(tmp_path: Path) -> None:

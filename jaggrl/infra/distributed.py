@@ -31,7 +31,16 @@ class Ranks:
 
 
 def start(device: str = "auto", timeout_s: float = 1800) -> Ranks:
-    """Join the process group that torchrun (or a SLURM job) describes in the environment, or stay alone."""
+    """Join the process group that torchrun describes in the environment, or stay alone.
+
+    Raises UserError where several tasks of a SLURM step would each train alone, or for a device that is not there.
+    """
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks > 1 and "WORLD_SIZE" not in os.environ:
+        raise UserError(
+            f"srun started {tasks} tasks that know nothing of each other; start one per node, and torchrun in it: "
+            "srun --ntasks-per-node=1 torchrun --nnodes=... --nproc_per_node=... -m jaggrl.train ..."
+        )
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -56,6 +56,13 @@ class Job:
     seconds: float
     folder: str
 
+    def stopped(self) -> bool:
+        """Whether it left after a checkpoint when asked to; torchrun says 1 then, so that the run's status is asked."""
+        status = (read_json(Path(self.folder) / "status.json") or {}).get("status") if self.folder else None
+        return self.exit_code in (EXIT_INTERRUPTED, EXIT_PREEMPTED) or (
+            self.exit_code != 0 and status == "stopped"
+        )
+
     def result(self) -> str:
         """Gain of the trained rewards in the run's ``result.json``: ``hpsv2 +0.0120 [+0.0101, +0.0140]``."""
         rewards = (read_json(Path(self.folder) / "result.json") or {}).get("rewards", {})
@@ -142,6 +149,7 @@ class SequentialLauncher(Launcher):
         ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.nproc}"]
         arguments = get_args_parser().parse_args(sys.argv[1:])
         flags = {"config-name": arguments.config_name, "config-dir": arguments.config_dir}
+        flags["config-path"] = arguments.config_path and os.path.abspath(arguments.config_path)
         passed = [f"--{flag}={value}" for flag, value in flags.items() if value]
         program = main_program().arguments
         return [sys.executable, *(ranks if self.nproc > 1 else []), *program, *passed, *overrides]
@@ -157,7 +165,7 @@ class SequentialLauncher(Launcher):
             (job.number, " ".join(job.overrides), job.exit_code, f"{job.seconds:.1f}", job.result(), folder)
             for job, folder in zip(jobs, shown, strict=True)
         ]
-        stopped = [job.number for job in jobs if job.exit_code in (EXIT_INTERRUPTED, EXIT_PREEMPTED)]
+        stopped = [job.number for job in jobs if job.stopped()]
         failed = [job.number for job in jobs if job.exit_code and job.number not in stopped]
         print(
             "\n" + table(["job", "overrides", "exit", "seconds", "gain of trained rewards", "folder"], rows)

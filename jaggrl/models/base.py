@@ -63,6 +63,15 @@ class Model(ABC):
     def lora_targets(self) -> list[str]:
         """Names of the linear layers that LoRA adapts by default."""
 
+    def options(self) -> dict[str, Any]:
+        """What else than the weights decides over the pictures, as JSON holds it: evaluations are compared by it."""
+        return {}
+
+    def text_encoders(self) -> list[nn.Module]:
+        """The pipeline's text encoders."""
+        parts = self.pipeline.components.items()
+        return [m for name, m in parts if name.startswith("text_encoder") and isinstance(m, nn.Module)]
+
     def frozen_modules(self) -> list[nn.Module]:
         """Everything of the pipeline that stays frozen (text encoders, VAE)."""
         parts = self.pipeline.components.values()

@@ -1,6 +1,7 @@
 """FLUX.1 through ``diffusers.FluxPipeline``: FLUX.1-dev and the shapes world's FLUX are two paths of this adapter."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,6 +106,11 @@ class Flux(Model):
         )
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
         return scheduler.sigmas.float().cpu().clone()
+
+    def options(self) -> dict[str, Any]:
+        """Size, guidance and length of the text."""
+        shape, length = list(self.latent_shape), self.max_sequence_length
+        return {"latent_shape": shape, "guidance": self.guidance, "max_sequence_length": length}
 
     def blocks(self) -> list[nn.Module]:
         """Double-stream blocks, then single-stream blocks."""

@@ -38,6 +38,10 @@ class RewardCard:
     scale: str
     range: tuple[float, float]
 
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return vars(self) | {"range": list(self.range)}
+
 
 class Reward(ABC):
     """A frozen judge of pictures.
