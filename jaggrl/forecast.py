@@ -19,10 +19,11 @@ def forecast(plan: Plan, trainer: Trainer, checkpointing: bool, rollout: int = 0
         loop.updates_per_rollout,
         checkpointing,
         policy.lora is not None,
-        len({trainer.algorithm.behaviour, *trainer.algorithm.needs} - {"current"}),
+        trainer.algorithm.references,
         sum(policy.forward_shares(plan.sampler.cache, len(outline.t_S))),
         "velocities" in trainer.algorithm.record,
         plan.sampler.cache is None,
+        trainer.algorithm.trained_share(loop.group_size),
     )
 
 

@@ -127,15 +127,15 @@ class Probe:
         for name, backward in self.strategies.items():
             if name != "exact":
                 by_window.setdefault(str(backward.window), []).append(name)
-        whole_exact: Gradients | None = None
+        exact: Gradients | None = None
         for names in by_window.values():
             micros = self._windows(part, self.strategies[names[0]].window)
-            sums = self._compare(micros, names, whole_exact)
-            whole_exact = sums["exact"] if whole_exact is None else whole_exact
-            for name in names:
-                self._whole(name, sums[name], whole_exact)
-        assert whole_exact is not None
-        self._whole("exact", whole_exact, whole_exact)
+            sums = self._compare(micros, names, first=exact is None)
+            exact = sums["exact"] if exact is None else exact
+            for name in names:  # against the exact gradient of the same cut: noise may be drawn by window
+                self._whole(name, sums[name], sums["exact"])
+        assert exact is not None
+        self._whole("exact", exact, exact)
         self.micro_batches += len(micros)
 
     def _windows(self, part: Batch, window: int | list[int]) -> list[Micro]:
@@ -147,19 +147,15 @@ class Probe:
             for micro in part.micro_batches(trainer.loop.micro_batch)
         ]
 
-    def _compare(
-        self, micros: Sequence[Micro], names: Sequence[str], whole: Gradients | None
-    ) -> dict[str, Gradients]:
+    def _compare(self, micros: Sequence[Micro], names: Sequence[str], first: bool) -> dict[str, Gradients]:
         """Window by window, the gradient over all micro-batches by exact and by each strategy. Returns sums.
 
-        ``whole`` is the exact gradient of all windows, where it is known already.
+        Exact's own passes and seconds count in the ``first`` cut only.
         """
         sums: dict[str, Gradients] = {}
-        first = whole is None
         for k in range(len(micros[0])):
             windows = [micro[k] for micro in micros]
-            known = whole if len(micros[0]) == 1 else None
-            exact = known if known is not None else self._pull("exact", windows, timed=first)
+            exact = self._pull("exact", windows, timed=first)
             _accumulate(sums, "exact", exact)
             for name in names:
                 gradients = self._pull(name, windows, timed=True)

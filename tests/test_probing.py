@@ -8,12 +8,13 @@ import torch
 import yaml
 from hydra.utils import instantiate
 
+from jaggrl.algorithms.diffusion_nft import DiffusionNFT
 from jaggrl.algorithms.policy_gradient import PolicyGradient
 from jaggrl.backward.interpolants import Ends, Lagrange, Linear, Subset
 from jaggrl.backward.measure import Sketch
 from jaggrl.backward.strategy import Backward
 from jaggrl.credit import Advantage
-from jaggrl.diffusion.exploration import Everywhere
+from jaggrl.diffusion.exploration import Everywhere, Nowhere
 from jaggrl.diffusion.kernels import DanceSDE
 from jaggrl.diffusion.schedule import DanceSchedule
 from jaggrl.diffusion.solvers import Euler
@@ -52,6 +53,19 @@ def test_cosines_by_position_and_of_the_whole_update():
         assert whole.cosine == pytest.approx(window.cosine, abs=1e-6)
     assert told["jagg"].passes.backwards == 4 * 2 * 2 * 2  # rollouts, micro-batches, windows, anchors
     assert told["exact"].passes.backwards == 4 * 2 * 8
+
+
+@pytest.mark.parametrize("noise", ["per_step", "per_window"])
+def test_every_cut_is_compared_with_its_own_exact_gradient(noise):
+    """Noise drawn by window makes another exact gradient of every window length."""
+    algorithm = DiffusionNFT(Advantage(), noise=noise)
+    sampler = Sampler(DanceSchedule(9, 3.0), Nowhere(), Euler())
+    trainer = toy_trainer(algorithm, sampler, policy=toy_policy(ToyModel()))
+    strategies = {f"exact at {w}": Backward(Linear(), w, jagg_frac=0.0) for w in (2, 4, 0)}
+    probe = Probe(trainer, strategies)
+    probe.run(2)
+    for name in strategies:
+        assert all(x.cosine == pytest.approx(1) for x in probe.measured[name].whole)
 
 
 def test_the_probe_moves_nothing():

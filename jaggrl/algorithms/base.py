@@ -38,6 +38,15 @@ class Algorithm(ABC):
     clip_range: float = math.inf
     """Of the ratio; infinite without one."""
 
+    @property
+    def references(self) -> int:
+        """How many forwards of other policies every trained step takes."""
+        return len({self.behaviour, *self.needs} - {"current"})
+
+    def trained_share(self, group: int) -> float:
+        """Share of a group's samples that the updates train on."""
+        return 1.0
+
     @abstractmethod
     def credit(self, scored: Scored) -> Batch:
         """Rewards -> advantage, r or direction, for this rank's samples."""

@@ -167,6 +167,11 @@ class DiffusionNFT(Algorithm):
         policy.shadows.lerp("old", decay)
         return {"train/decay": decay}
 
+    @property
+    def references(self) -> int:
+        """``v_old``, unless it is the current policy's own output, and the reference of a KL."""
+        return int(self.anchor == "old") + len(self.needs)
+
     def windows(self, micro: Batch, policy: Policy, groups: Sequence[Group]) -> Iterator[Window]:
         """One window per group; the other policies run over all of the micro-batch's states first."""
         states = self._states(micro, policy, groups)

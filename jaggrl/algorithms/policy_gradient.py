@@ -134,6 +134,10 @@ class PolicyGradient(Algorithm):
         if self.clip_range > 1e-4 and isinstance(self.kernel, FlowCPS):
             log.warning("clip_range=%g hardly ever clips with FlowCPS, whose scale is 1e-5", self.clip_range)
 
+    def trained_share(self, group: int) -> float:
+        """``best_of_n`` of the group."""
+        return 1.0 if self.best_of_n is None else min(1.0, self.best_of_n / group)
+
     def credit(self, scored: Scored) -> Batch:
         """Group-relative advantages over the whole rollout."""
         advantage_N = self.advantage(scored.parts_N, scored.weights, scored.group_size)

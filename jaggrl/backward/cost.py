@@ -71,6 +71,7 @@ def predict(
     rollout_forwards: float,
     stored: bool = True,
     exact: bool = True,
+    share: float = 1.0,
 ) -> Prediction:
     """Expected cost of one sample's share of a rollout and its updates.
 
@@ -85,6 +86,7 @@ def predict(
         rollout_forwards: forward-equivalents of the rollout, per sample.
         stored: the algorithm's windows lie on the rollout's own states, so that velocities can be served.
         exact: the rollout's velocities are the network's, not those of a feature cache.
+        share: of the samples that the updates train on.
     """
     b = backward_units(lora, checkpointing)
     fresh, served_share = (1 / updates if exact else 0.0), 0.0
@@ -104,14 +106,14 @@ def predict(
     steps = sum(size for size, _ in group_sizes)
     extra = steps * references
     return Prediction(
-        grad,
-        nograd,
-        served,
-        grad,
+        share * grad,
+        share * nograd,
+        share * served,
+        share * grad,
         len(group_sizes),
         interpolated,
-        grad * (1 + b) + nograd + extra,
-        steps * (1 + b) + extra,
+        share * (grad * (1 + b) + nograd + extra),
+        share * (steps * (1 + b) + extra),
         rollout_forwards,
     )
 

@@ -51,6 +51,18 @@ def test_speed_ups_at_w_4(lora, checkpointing, jagg, served):
         assert told.exact_units / told.units == pytest.approx(expected)
 
 
+def test_samples_that_are_not_trained_cost_only_their_rollout():
+    whole, third = (
+        cost(Linear(), sizes(20))
+        if share is None
+        else predict(Backward(Linear()), sizes(20), 100, True, False, 0, 21, share=share)
+        for share in (None, 1 / 3)
+    )
+    assert third.units == pytest.approx(whole.units / 3)
+    assert third.update_saving == pytest.approx(whole.update_saving)
+    assert third.rollout_units == whole.rollout_units
+
+
 def test_describe_is_one_line():
     told = cost(Linear(), sizes(20), updates=2).describe()
     assert "\n" not in told
