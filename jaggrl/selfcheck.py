@@ -1,10 +1,9 @@
 """The first rollout's self-check: what usually is wrong when a reward does not rise, in one table."""
 
+import hashlib
 from dataclasses import dataclass
 
-import torch
-
-from jaggrl.infra.distributed import total
+from jaggrl.infra.distributed import union
 from jaggrl.trainer import Trainer
 from jaggrl.trajectory import Trajectory
 
@@ -44,8 +43,8 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
         Finding("failed scores", f"{failed} of {groups.numel()}", failed == 0, "masked out of the update")
     )
     media = scored.trajectory.media_B.flatten(1)
-    distinct = len({row.tobytes() for row in (media * 255).round().byte().cpu().numpy()})
-    distinct = _over_ranks(trainer, distinct)
+    pictures = (media * 255).round().byte().cpu().numpy()
+    distinct = len(union(hashlib.sha256(row.tobytes()).digest() for row in pictures))
     found.append(
         Finding(
             "distinct pictures",
@@ -63,7 +62,7 @@ def findings(trainer: Trainer, metrics: dict[str, float]) -> list[Finding]:
             "the ratio stays 1 and the clip idle by construction: watch reward and grad norm, not the loss"
         )
     found.append(Finding("updates per rollout", str(updates), True, meaning))
-    cut = _over_ranks(trainer, trainer.policy.model.truncated_prompts)
+    cut = len(union(trainer.policy.model.truncated))
     found.append(
         Finding(
             "prompts cut by a text encoder",
@@ -84,11 +83,6 @@ def _ratio(trainer: Trainer, trajectory: Trajectory, deviation: float) -> Findin
     elif not good:
         meaning = "rollout and replay differ: guidance, precision or dropout"
     return Finding("max |ratio - 1| before the first update", f"{deviation:.1e}", good, meaning)
-
-
-def _over_ranks(trainer: Trainer, count: int) -> int:
-    """A count summed over ranks, so that every rank finds the same (``check=error`` stops all or none)."""
-    return int(total(torch.tensor(count, device=trainer.ranks.device)))
 
 
 def table(found: list[Finding]) -> str:

@@ -243,8 +243,13 @@ class Session:
             files = save_samples(self.folder, step, evaluation)
             wandb.log(step, {f"eval/{name}": value for name, value in evaluation.means().items()})
             wandb.images(step, "samples/eval", files, evaluation.captions)
-            told = "  ".join(f"{name} {value:.4f}" for name, value in evaluation.means().items())
-            log.info("held-out at step %d (%d prompts): %s", step, len(self.evaluator.prompts), told)
+            prompts = len(self.evaluator.prompts)
+            scored = {name: int(v.isfinite().sum()) for name, v in evaluation.values.items()}
+            told = "  ".join(
+                f"{name} {value:.4f}" + (f" ({scored[name]} scored)" if scored[name] < prompts else "")
+                for name, value in evaluation.means().items()
+            )
+            log.info("held-out at step %d (%d prompts): %s", step, prompts, told)
         return evaluation
 
     def _state(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from jaggrl.algorithms.base import Algorithm
 from jaggrl.backward.strategy import Backward, Report
 from jaggrl.diffusion.grouping import Group
-from jaggrl.infra.distributed import Ranks, gather, largest, total
+from jaggrl.infra.distributed import Ranks, gather, largest, total, union
 from jaggrl.infra.stopwatch import Stopwatch
 from jaggrl.models.policy import Policy
 from jaggrl.prompts import PromptDealer
@@ -118,7 +118,7 @@ class Trainer:
         metrics |= reward_metrics(scored) | dict(batch.stats)
         for name, reward in self.reward.rewards.items():
             if reward.truncation is not None:
-                metrics[f"reward/{name}/truncated"] = float(len(reward.truncation.cut))
+                metrics[f"reward/{name}/truncated"] = float(len(union(reward.truncation.cut)))
         return metrics | {f"time/{stage}_s": s for stage, s in self.clock.collect().items()}
 
     def sample(self) -> Trajectory:

@@ -142,10 +142,9 @@ class Backward:
         return _one_by_one(window.size)
 
     def _measured(self, window: Window, auto: Auto) -> Report:
-        """Pull back both ways, compare, keep the routed one; its passes count the other's too."""
-        with self.stopwatch("probe"):
-            ways = [alone(self._parameters, partial(self.pull, window, way)) for way in (True, False)]
-            auto.observe(window.position, likeness(ways[0][1], ways[1][1]))
+        """Pull back both ways, compare, keep the routed one; its passes and seconds count the other's too."""
+        ways = [alone(self._parameters, partial(self.pull, window, way)) for way in (True, False)]
+        auto.observe(window.position, likeness(ways[0][1], ways[1][1]))
         taken = 0 if self.routed(window.position, window.size) else 1
         report, gradients = ways[taken]
         deposit(self._parameters, gradients)

@@ -1,7 +1,7 @@
 """Ranks, collectives and sharding: plain ``python -m``, ``torchrun`` on CPU (gloo) and on GPU (nccl) alike."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -111,6 +111,16 @@ def largest(x: Tensor) -> Tensor:
     return x
 
 
+def union(values: Iterable[Any]) -> set[Any]:
+    """The different python values that any rank has, on every rank."""
+    mine = set(values)
+    if not dist.is_initialized():
+        return mine
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, mine)
+    return set().union(*everywhere)
+
+
 def broadcast(value: Any) -> Any:
     """Rank 0's python object on every rank."""
     if not dist.is_initialized():
@@ -135,7 +145,7 @@ def shard(
     blocks do. Gradients are averaged over ranks in fp32.
 
     Args:
-        network: moved to the device, all parameters fp32.
+        network: moved to the device; trainable parameters are fp32.
         blocks: units, in order of execution.
         ranks: this process.
         precision: ``fp32``, or ``bf16`` for bf16 gathers and compute.

@@ -29,8 +29,6 @@ class Model(ABC):
     """The trainable network (a diffusers transformer or UNet)."""
     pipeline: Any
     """The diffusers pipeline that owns the network."""
-    truncated_prompts: int = 0
-    """How many encoded texts were longer than a text encoder reads (counted for the log)."""
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> Condition:
@@ -62,6 +60,12 @@ class Model(ABC):
     @abstractmethod
     def lora_targets(self) -> list[str]:
         """Names of the linear layers that LoRA adapts by default."""
+
+    @property
+    def truncated(self) -> set[str]:
+        """Encoded texts that were longer than a text encoder reads (counted for the log)."""
+        found: set[str] = self.__dict__.setdefault("_truncated", set())
+        return found
 
     def options(self) -> dict[str, Any]:
         """What else than the weights decides over the pictures, as JSON holds it: evaluations are compared by it."""

@@ -49,7 +49,7 @@ class Flux(Model):
 
     def encode_texts(self, texts: Sequence[str]) -> Condition:
         """T5 states (B, L, E) and CLIP pooled (B, E'), padded as the pipeline pads."""
-        self.truncated_prompts += sum(self._too_long(t) for t in texts)
+        self.truncated.update(t for t in texts if self._too_long(t))
         states, pooled, _ = self.pipeline.encode_prompt(
             prompt=list(texts), prompt_2=None, max_sequence_length=self.max_sequence_length
         )
