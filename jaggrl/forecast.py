@@ -1,9 +1,11 @@
 """What a run will cost, told before it starts, and how many rollouts a budget buys."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 
 from jaggrl.backward.cost import Prediction, predict
-from jaggrl.build import Plan
+from jaggrl.backward.interpolants import Exact
+from jaggrl.build import Config, Plan
 from jaggrl.errors import UserError
 from jaggrl.trainer import Trainer
 
@@ -49,3 +51,36 @@ def affordable(rollouts: int, budget: float | None, samples: int, cost: Callable
                 raise UserError(f"budget={budget} forward-equivalents is less than one rollout's {spent:g}")
             return rollout
     return rollouts
+
+
+def announcement(
+    config: Config, plan: Plan, trainer: Trainer, prediction: Prediction, rollouts: int
+) -> Iterator[tuple[int, str]]:
+    """What one step is, before the first one: lines with their log levels."""
+    loop, policy = plan.loop, trainer.policy
+    samples, updates = loop.prompts_per_rollout * loop.group_size, loop.updates_per_rollout
+    trainable = sum(p.numel() for p in policy.parameters)
+    yield (
+        logging.INFO,
+        f"each rollout: {loop.prompts_per_rollout} prompts x {loop.group_size} samples = {samples}, over "
+        f"{trainer.ranks.world} ranks; {updates} optimizer updates of {samples / updates:.4g} samples",
+    )
+    how = "LoRA" if policy.lora else "full"
+    yield (
+        logging.INFO,
+        f"{config['model']['path']}: {trainable:,} trainable parameters ({how}), {policy.precision}",
+    )
+    yield logging.INFO, prediction.describe()
+    backward = plan.backward
+    if not prediction.interpolated and not isinstance(backward.interpolant, Exact):
+        yield (
+            logging.WARNING,
+            f"no window is interpolated, all gradients are exact: trained steps fill no window of {backward.window} "
+            f"(backward.window=0 takes all of them), or backward.jagg_frac={backward.jagg_frac:g} leaves none",
+        )
+    if config["budget"] is not None:
+        yield (
+            logging.INFO,
+            f"budget of {config['budget']:g} forward-equivalents: {rollouts} of {config['rollouts']} rollouts by "
+            "their predicted cost",
+        )

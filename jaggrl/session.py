@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from jaggrl.backward.interpolants import Exact
 from jaggrl.build import Config, Plan, build_policy, build_scorers, build_trainer
 from jaggrl.errors import UserError
 from jaggrl.evaluation import Evaluation, Evaluator, held_out
-from jaggrl.forecast import affordable, forecast
+from jaggrl.forecast import affordable, announcement, forecast
 from jaggrl.infra.checkpoint import Checkpoints, step_of
 from jaggrl.infra.distributed import Ranks, broadcast, largest
 from jaggrl.infra.environment import git_commit
@@ -90,7 +89,8 @@ class Session:
     def run(self) -> int | None:
         """Train to the end, or to a stop request."""
         resumed = self._resume()
-        self._announce()
+        for level, line in announcement(self.config, self.plan, self.trainer, self.prediction, self.rollouts):
+            log.log(level, "%s", line)
         metrics_log = MetricsLog(self.folder, resumed) if self.ranks.main else None
         wandb = self._open_wandb() if self.ranks.main else WandbRun()
         progress = Progress(self.rollouts, self.trainer.steps_done) if self.ranks.main else None
@@ -136,43 +136,6 @@ class Session:
             flag = torch.tensor(float(self.stop.requested), device=self.ranks.device)
             if largest(flag) > 0:
                 raise Stopped
-
-    def _announce(self) -> None:
-        """The derived table: what one step is, before the first one."""
-        loop = self.plan.loop
-        samples = loop.prompts_per_rollout * loop.group_size
-        trainable = sum(p.numel() for p in self.policy.parameters)
-        log.info(
-            "each rollout: %d prompts x %d samples = %d, over %d ranks; %d optimizer updates of %.4g samples",
-            loop.prompts_per_rollout,
-            loop.group_size,
-            samples,
-            self.ranks.world,
-            loop.updates_per_rollout,
-            samples / loop.updates_per_rollout,
-        )
-        log.info(
-            "%s: %s trainable parameters (%s), %s",
-            self.config["model"]["path"],
-            f"{trainable:,}",
-            "LoRA" if self.policy.lora else "full",
-            self.policy.precision,
-        )
-        log.info("%s", self.prediction.describe())
-        if not self.prediction.interpolated and not isinstance(self.plan.backward.interpolant, Exact):
-            log.warning(
-                "no window is interpolated, all gradients are exact: trained steps fill no window of %s "
-                "(backward.window=0 takes all of them), or backward.jagg_frac=%g leaves none",
-                self.plan.backward.window,
-                self.plan.backward.jagg_frac,
-            )
-        if self.config["budget"] is not None:
-            log.info(
-                "budget of %g forward-equivalents: %d of %d rollouts by their predicted cost",
-                self.config["budget"],
-                self.rollouts,
-                self.config["rollouts"],
-            )
 
     def _step(self, metrics_log: MetricsLog | None, wandb: WandbRun, progress: Progress | None) -> None:
         """One rollout and its updates, and its trace."""

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from jaggrl.algorithms.policy_gradient import PolicyGradient, clipped_loss
+from jaggrl.algorithms.policy_gradient import PolicyGradient
+from jaggrl.algorithms.ratio import clipped_loss
 from jaggrl.backward.interpolants import Debiased, Ends, Exact, Lagrange, Linear, Subset, alpha
 from jaggrl.backward.strategy import Backward
 from jaggrl.credit import Advantage

@@ -38,6 +38,7 @@ from jaggrl.algorithms.base import (
     velocities_of,
     without_idle_rows,
 )
+from jaggrl.algorithms.ratio import cache_stats, clipped_loss, guarded_log_ratio, ratio_stats
 from jaggrl.credit import Advantage, best_of
 from jaggrl.diffusion.grouping import Group, cut, eligible
 from jaggrl.diffusion.kernels import FlowCPS, Kernel, Transition, mean_d
@@ -256,7 +257,7 @@ class PolicyGradient(Algorithm):
             sigma_S = tr.sigma_S.to(v.device)
             policy_B = policy_B / (sigma_S[step_B] - sigma_S[step_B + 1])
         loss_B = policy_B
-        stats = self._stats(ratio.detach(), advantage, policy_B.detach())
+        stats = ratio_stats(ratio.detach(), advantage, policy_B.detach(), self.clip_range)
         if tr.predicted and policy.version == tr.version:
             stats |= cache_stats(log_ratio.detach())
         if v_ref is not None:
@@ -271,39 +272,3 @@ class PolicyGradient(Algorithm):
             return mean_d((v - v_ref) ** 2)
         mean_ref = self._transition(micro, step_B, v_ref).mean
         return mean_d((transition.mean - mean_ref) ** 2) / (2 * transition.g**2)
-
-    def _stats(self, ratio: Tensor, advantage: Tensor, policy_B: Tensor) -> dict[str, Tensor]:
-        """Ratio and clip shares; clipping is one-sided per sign of the advantage."""
-        high = (ratio > 1 + self.clip_range) & (advantage > 0)
-        low = (ratio < 1 - self.clip_range) & (advantage < 0)
-        return {
-            "ratio_mean": ratio.mean(),
-            "ratio_deviation_max": (ratio - 1).abs().max(),
-            "clip_high": high.float().mean(),
-            "clip_low": low.float().mean(),
-            "policy_loss": policy_B.mean(),
-        }
-
-
-def cache_stats(log_ratio_B: Tensor) -> dict[str, Tensor]:
-    """How far the rollout's cached policy is from the network of the same parameters."""
-    return {
-        "cache_ratio_mean": log_ratio_B.exp().mean(),
-        "cache_log_ratio_abs": log_ratio_B.abs().mean(),
-        "cache_ratio_deviation_max": (log_ratio_B.exp() - 1).abs().max(),
-    }
-
-
-def clipped_loss(ratio_B: Tensor, advantage_B: Tensor, clip_range: float) -> Tensor:
-    """Eq. (4) per sample: ``max(-A rho, -A clip(rho, 1 - eps, 1 + eps))``."""
-    clipped = ratio_B.clamp(1 - clip_range, 1 + clip_range)
-    return torch.maximum(-advantage_B * ratio_B, -advantage_B * clipped)
-
-
-def guarded_log_ratio(log_ratio_B: Tensor, mean: Tensor, mean_old: Tensor, std_B: Tensor) -> Tensor:
-    """GRPO-Guard, per sample: ``s [log_ratio + mean_d(mean - mean_old)^2 / (2 s^2)]``.
-
-    It equals ``mean_d[xi (mean - mean_old)]`` with ``xi = (z' - mean_old) / s``, the noise of the rollout.
-    """
-    drift_B = mean_d((mean - mean_old) ** 2)
-    return std_B * (log_ratio_B + drift_B / (2 * std_B**2))

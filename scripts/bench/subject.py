@@ -8,7 +8,7 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor, nn
 
-from jaggrl.algorithms.policy_gradient import clipped_loss
+from jaggrl.algorithms.ratio import clipped_loss
 from jaggrl.diffusion.kernels import DanceSDE
 from jaggrl.diffusion.schedule import DanceSchedule
 from jaggrl.models.policy import Lora

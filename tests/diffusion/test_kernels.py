@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from jaggrl.algorithms.policy_gradient import clipped_loss, guarded_log_ratio
+from jaggrl.algorithms.ratio import clipped_loss, guarded_log_ratio
 from jaggrl.diffusion.kernels import DanceSDE, FlowCPS, FlowSDE, mean_d
 from jaggrl.errors import UserError
 
