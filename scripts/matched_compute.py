@@ -1,7 +1,9 @@
 """Backward strategies at equal compute: train each on the same forward-equivalents and compare what was learned.
 
-    python scripts/matched_compute.py                              70 runs: an hour and a half on two cores
+    python scripts/matched_compute.py                              70 runs: three hours
     python scripts/matched_compute.py --seeds 0 --arms exact jagg long --set budget=6000
+    OMP_NUM_THREADS=1 python scripts/matched_compute.py --seeds 0 2 4 6 8 &      halves beside each other: 95 minutes
+    OMP_NUM_THREADS=1 python scripts/matched_compute.py --seeds 1 3 5 7 9 &      on two cores; then read all of them:
     python scripts/matched_compute.py --only-read --readme README.md
 
 DanceGRPO on the shapes world (9 steps, 8 of them trained; 2 prompts x 16 pictures; one update per rollout). Every
