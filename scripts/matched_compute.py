@@ -33,7 +33,7 @@ from jaggrl.infra.files import write_json  # noqa: E402
 from jaggrl.infra.logging import read_metrics  # noqa: E402
 from jaggrl.infra.report import RESULT, student  # noqa: E402
 from scripts.claims.runs import put_into, train  # noqa: E402
-from scripts.claims.verdicts import smooth  # noqa: E402
+from scripts.matched.plot import plot  # noqa: E402
 
 CAPTIONS = 4
 """Of a seed. The categories of the training file take turns: no seed has one category alone."""
@@ -67,8 +67,14 @@ ARMS: dict[str, tuple[str, list[str]]] = {
 }
 """Arm -> (title, overrides)."""
 PAIRS = [("jagg", "exact"), ("jagg", "ablate"), ("jagg", "subset"), ("jagg_all", "subset_all")]
-PAIRS += [("long", "jagg_all"), ("long", "subset_all"), ("long", "jagg"), ("long", "exact")]
-"""Differences that are told, paired by seed."""
+PAIRS += [
+    ("jagg_all", "exact"),
+    ("jagg_all", "jagg"),
+    ("long", "exact"),
+    ("long", "jagg_all"),
+    ("long", "subset_all"),
+]
+"""Differences that are told, paired by seed; p-values are Holm's over all of them."""
 NAME = "matched_compute"
 SPREAD, GAIN = 0.004, 0.025
 """Expected from trial runs on two sets of captions: deviation over seeds of a paired difference, and gain."""
@@ -163,15 +169,25 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def differences(runs: Sequence[Run], trained: str) -> list[dict[str, Any]]:
-    """Gain of one arm less another's, paired by seed, for the pairs that were both run."""
+    """Gain of one arm less another's, paired by seed, for the pairs that were both run; p of a t-test, by Holm."""
     gains = {(r["arm"], r["seed"]): r["rewards"][trained]["gain"] for r in runs}
-    told = []
+    told, raw = [], []
     for one, other in PAIRS:
         both = [s for a, s in gains if a == one and (other, s) in gains]
         if both:
             values = [gains[one, s] - gains[other, s] for s in both]
             told.append({"one": one, "other": other, "seeds": both, "difference": interval(values)})
-    return told
+            raw.append(float(stats.ttest_1samp(values, 0.0).pvalue) if len(both) > 1 else math.nan)
+    return [pair | {"p": p} for pair, p in zip(told, holm(raw), strict=True)]
+
+
+def holm(raw: Sequence[float]) -> list[float]:
+    """Holm's step-down p-values: the k-th smallest of m times (m - k + 1), never falling, at most 1."""
+    adjusted, least = [math.nan] * len(raw), 0.0
+    for k, i in enumerate(sorted(range(len(raw)), key=lambda i: raw[i])):
+        least = max(least, min(1.0, raw[i] * (len(raw) - k)))
+        adjusted[i] = least
+    return adjusted
 
 
 def told(value: tuple[float, float | None] | None) -> str:
@@ -189,50 +205,23 @@ def markdown(rows: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any
         cells += [f"{row['forward_equivalents']:,.0f}", f"{row['seconds']:.0f}"]
         cells += [told(row["gain"][name]) for name in (trained, *others)]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "| difference of the gain, paired by seed | seeds | | verdict |", "|---|---|---|---|"]
+    lines += [
+        "",
+        "| difference of the gain, paired by seed | seeds | | p (Holm) | verdict |",
+        "|---|---|---|---|---|",
+    ]
     for pair in pairs:
         title = f"{ARMS[pair['one']][0]} less {ARMS[pair['other']][0]}"
-        lines.append(
-            f"| {title} | {len(pair['seeds'])} | {told(pair['difference'])} | {verdict(pair['difference'])} |"
-        )
+        cells = [title, str(len(pair["seeds"])), told(pair["difference"]), f"{pair['p']:.2g}", verdict(pair)]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def verdict(difference: tuple[float, float | None]) -> str:
-    """More, less, or not told apart: does the interval hold zero?"""
-    mean, half = difference
-    if half is None or abs(mean) <= half:
+def verdict(pair: Mapping[str, Any]) -> str:
+    """More, less, or not told apart at 5 % by Holm."""
+    if not pair["p"] < 0.05:
         return "not told apart"
-    return "more" if mean > 0 else "less"
-
-
-def plot(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], trained: str, file: Path) -> None:
-    """Rollout reward against forward-equivalents and against seconds (mean over seeds), and the gains."""
-    from matplotlib.figure import Figure
-
-    from jaggrl.infra.plots import COLOURS
-
-    figure = Figure((13, 4), layout="constrained")
-    axes = figure.subplots(1, 3)
-    for colour, row in zip(COLOURS, rows, strict=False):
-        mine = [r for r in runs if r["arm"] == row["arm"]]
-        length = min(len(r["curve"]) for r in mine)
-        for axis, key in zip(axes[:2], ("cost", "seconds"), strict=True):
-            x = np.mean([r[key][:length] for r in mine], axis=0)
-            y = np.mean([smooth(r["curve"][:length]) for r in mine], axis=0)
-            axis.plot(x, y, color=colour, label=ARMS[row["arm"]][0])
-        gain, half = row["gain"][trained]
-        axes[2].errorbar(gain, -rows.index(row), xerr=half or 0, fmt="o", color=colour, capsize=3)
-    for axis, label in zip(axes[:2], ("forward-equivalents", "seconds"), strict=True):
-        axis.set_xlabel(label)
-        axis.set_ylabel("reward of the rollouts, running mean")
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=7)
-    axes[2].set_yticks([-i for i in range(len(rows))], [ARMS[row["arm"]][0] for row in rows], fontsize=8)
-    axes[2].set_xlabel(f"gain of {trained} (95 % over seeds)")
-    axes[2].axvline(0, color="0.7", lw=0.8)
-    axes[2].grid(alpha=0.3)
-    figure.savefig(file, dpi=120)
+    return "more" if pair["difference"][0] > 0 else "less"
 
 
 def main() -> None:
@@ -265,7 +254,8 @@ def main() -> None:
         stored = {"power": power(len(arguments.seeds)), "rows": rows, "differences": pairs, "runs": runs}
         write_json(arguments.out / "matched.json", stored)
         (arguments.out / "matched.md").write_text(text)
-        plot(runs, rows, trained, arguments.out / "matched.png")
+        titles = {arm: title for arm, (title, _) in ARMS.items()}
+        plot(runs, rows, pairs, titles, trained, arguments.out / "matched.png")
         print("\n" + text)
         if arguments.readme:
             put_into(arguments.readme, NAME, text)

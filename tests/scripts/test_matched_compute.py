@@ -5,14 +5,15 @@ import math
 import pytest
 
 from jaggrl.errors import UserError
+from scripts.matched.plot import plot
 from scripts.matched_compute import (
     ARMS,
     PAIRS,
     captions,
     differences,
+    holm,
     interval,
     markdown,
-    plot,
     power,
     summary,
     verdict,
@@ -34,24 +35,31 @@ def run_of(arm, seed, gain):
 
 def test_differences_are_paired_by_seed(tmp_path):
     runs = [run_of("exact", s, 0.01 * s) for s in range(3)] + [
-        run_of("jagg", s, 0.01 * s + 0.002) for s in range(3)
+        run_of("jagg", s, 0.011 * s + 0.001) for s in range(3)
     ]
     exact, jagg = summary(runs)
     (pair,) = differences(runs, "hpsv2")
     assert (pair["one"], pair["other"], pair["seeds"]) == ("jagg", "exact", [0, 1, 2])
-    assert pair["difference"] == (pytest.approx(0.002), pytest.approx(0.0, abs=1e-12))
+    assert pair["difference"] == (
+        pytest.approx(0.002),
+        pytest.approx(4.3027 * 0.001 / math.sqrt(3), rel=1e-3),
+    )
     mean, half = jagg["gain"]["hpsv2"]
-    assert mean == pytest.approx(0.012) and half == pytest.approx(4.3027 * 0.01 / math.sqrt(3), rel=1e-3)
+    assert mean == pytest.approx(0.012) and half == pytest.approx(4.3027 * 0.011 / math.sqrt(3), rel=1e-3)
     text = markdown([exact, jagg], [pair], "hpsv2")
-    assert "| JAGG, W=4 | 3 | 4 | 20 | 2 | +0.0120 ± 0.0248 | +0.0120 ± 0.0248 |" in text
-    assert "| JAGG, W=4 less exact, every step | 3 | +0.0020 ± 0.0000 | more |" in text
-    plot(runs, [exact, jagg], "hpsv2", tmp_path / "matched.png")
+    assert "| JAGG, W=4 | 3 | 4 | 20 | 2 | +0.0120 ± 0.0273 | +0.0120 ± 0.0273 |" in text
+    assert "| JAGG, W=4 less exact, every step | 3 | +0.0020 ± 0.0025 | 0.074 | not told apart |" in text
+    titles = {arm: title for arm, (title, _) in ARMS.items()}
+    plot(runs, [exact, jagg], [pair], titles, "hpsv2", tmp_path / "matched.png")
     assert (tmp_path / "matched.png").stat().st_size > 1000
 
 
-def test_verdict_needs_an_interval_without_zero():
-    assert verdict((0.1, 0.2)) == verdict((0.1, None)) == "not told apart"
-    assert verdict((0.3, 0.2)) == "more" and verdict((-0.3, 0.2)) == "less"
+def test_verdicts_are_corrected_for_the_number_of_pairs():
+    assert holm([0.01, 0.04, 0.03]) == [pytest.approx(0.03), pytest.approx(0.06), pytest.approx(0.06)]
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    for p, mean, told in ((0.04, 1.0, "more"), (0.04, -1.0, "less"), (0.05, 1.0, "not told apart")):
+        assert verdict({"p": p, "difference": (mean, 0.1)}) == told
+    assert verdict({"p": math.nan, "difference": (1.0, None)}) == "not told apart"
 
 
 def test_every_seed_has_captions_of_its_own(tmp_path):
