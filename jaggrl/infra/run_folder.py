@@ -29,7 +29,7 @@ Action = Literal["new", "resume", "finished"]
 
 NAME_LIMIT = 100  # characters of a folder name; file systems allow 255 bytes
 # What says where, how to log or what is already known, not what to compute: not in the folder's name or hash.
-BYSTANDERS = ("hydra", "logger", "resume", "evaluation.baseline")
+BYSTANDERS = ("hydra", "logger", "output", "resume", "evaluation.baseline")
 JOB_RECORD = "JAGGRL_JOB_RECORD"  # a sweep asks its jobs to write down their folder in this file
 
 

@@ -58,7 +58,7 @@ def test_other_config_or_code_starts_beside(tmp_path: Path, change: str) -> None
 def test_logger_and_resume_are_not_part_of_what_is_computed(tmp_path: Path) -> None:
     begin(tmp_path).close("stopped")
     assert begin(tmp_path, config=CONFIG | {"logger": {"wandb": "offline"}}).action == "resume"
-    assert config_hash(CONFIG) == config_hash(CONFIG | {"resume": "none"})
+    assert config_hash(CONFIG) == config_hash(CONFIG | {"resume": "none", "output": "/elsewhere"})
     assert config_hash(CONFIG) == config_hash(CONFIG | {"evaluation": {"baseline": "a/run"}})
     assert config_hash(CONFIG) != config_hash(CONFIG | {"evaluation": {"steps": 3}})
 
