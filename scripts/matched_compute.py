@@ -86,13 +86,32 @@ def power(seeds: int) -> str:
     """What difference of mean gains, paired by seed, a t-test would see; said before any run."""
     if seeds < 2:
         return "One seed tells no differences."
-    freedom = seeds - 1
-    factor = float(stats.t.ppf(0.975, freedom) + stats.t.ppf(0.8, freedom))
-    seen = factor * SPREAD / math.sqrt(seeds)
+    seen = detectable(SPREAD, seeds)
     return (
         f"Expected: a gain near {GAIN:g} and a deviation of {SPREAD:g} over seeds of the difference of two arms. "
         f"{seeds} seeds see a difference of {seen:.4f} ({seen / GAIN:.0%} of the gain) in four of five tries; a "
         f"fifth of the gain is {GAIN / 5:g}."
+    )
+
+
+def detectable(spread: float, seeds: int) -> float:
+    """The paired difference that a t-test at 5 % sees in four of five tries."""
+    freedom = seeds - 1
+    return float(stats.t.ppf(0.975, freedom) + stats.t.ppf(0.8, freedom)) * spread / math.sqrt(seeds)
+
+
+def achieved(pairs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], trained: str) -> str:
+    """What could have been seen, by the deviations that the runs had."""
+    spreads = [pair["spread"] for pair in pairs if pair["spread"] is not None]
+    if not spreads:
+        return ""
+    seeds = min(len(pair["seeds"]) for pair in pairs)
+    spread = math.sqrt(statistics.fmean(s * s for s in spreads))
+    gain = statistics.fmean(row["gain"][trained][0] for row in rows)
+    seen = detectable(spread, seeds)
+    return (
+        f"Measured: mean gain {gain:.4f}, deviation of the paired differences {spread:.4f} over seeds; {seeds} seeds "
+        f"see {seen:.4f} ({seen / gain:.0%} of the gain) in four of five tries.\n"
     )
 
 
@@ -176,7 +195,10 @@ def differences(runs: Sequence[Run], trained: str) -> list[dict[str, Any]]:
         both = [s for a, s in gains if a == one and (other, s) in gains]
         if both:
             values = [gains[one, s] - gains[other, s] for s in both]
-            told.append({"one": one, "other": other, "seeds": both, "difference": interval(values)})
+            spread = statistics.stdev(values) if len(both) > 1 else None
+            told.append(
+                {"one": one, "other": other, "seeds": both, "difference": interval(values), "spread": spread}
+            )
             raw.append(float(stats.ttest_1samp(values, 0.0).pvalue) if len(both) > 1 else math.nan)
     return [pair | {"p": p} for pair, p in zip(told, holm(raw), strict=True)]
 
@@ -250,7 +272,7 @@ def main() -> None:
         runs.sort(key=lambda r: (arguments.arms.index(r["arm"]), r["seed"]))
         trained = next(name for name, reward in runs[0]["rewards"].items() if reward["trained"])
         rows, pairs = summary(runs), differences(runs, trained)
-        text = markdown(rows, pairs, trained)
+        text = markdown(rows, pairs, trained) + "\n" + achieved(pairs, rows, trained)
         stored = {"power": power(len(arguments.seeds)), "rows": rows, "differences": pairs, "runs": runs}
         write_json(arguments.out / "matched.json", stored)
         (arguments.out / "matched.md").write_text(text)

@@ -9,6 +9,7 @@ from scripts.matched.plot import plot
 from scripts.matched_compute import (
     ARMS,
     PAIRS,
+    achieved,
     captions,
     differences,
     holm,
@@ -50,6 +51,9 @@ def test_differences_are_paired_by_seed(tmp_path):
     assert "| JAGG, W=4 | 3 | 4 | 20 | 2 | +0.0120 ± 0.0273 | +0.0120 ± 0.0273 |" in text
     assert "| JAGG, W=4 less exact, every step | 3 | +0.0020 ± 0.0025 | 0.074 | not told apart |" in text
     titles = {arm: title for arm, (title, _) in ARMS.items()}
+    assert "deviation of the paired differences 0.0010 over seeds; 3 seeds see" in achieved(
+        [pair], [exact, jagg], "hpsv2"
+    )
     plot(runs, [exact, jagg], [pair], titles, "hpsv2", tmp_path / "matched.png")
     assert (tmp_path / "matched.png").stat().st_size > 1000
 
