@@ -66,7 +66,14 @@ ARMS: dict[str, tuple[str, list[str]]] = {
     "long": ("long: 2 Chebyshev anchors, W=8", ["backward=long", "backward.window=0", LONG]),
 }
 """Arm -> (title, overrides)."""
-PAIRS = [("jagg", "exact"), ("jagg", "ablate"), ("jagg", "subset"), ("jagg_all", "subset_all")]
+TOGETHER: dict[str, tuple[str, list[str]]] = {
+    "interpolated": ("JAGG W=4, JAGG W=8 and long together", ["jagg", "jagg_all", "long"]),
+    "discarded": ("ablate and both subsets together", ["ablate", "subset", "subset_all"]),
+}
+"""Means of arms that answer one question: what do the discarded steps' cotangents give? -> (title, arms)."""
+TITLES = {name: title for name, (title, _) in [*ARMS.items(), *TOGETHER.items()]}
+PAIRS = [("interpolated", "discarded"), ("interpolated", "exact")]
+PAIRS += [("jagg", "exact"), ("jagg", "ablate"), ("jagg", "subset"), ("jagg_all", "subset_all")]
 PAIRS += [
     ("jagg_all", "exact"),
     ("jagg_all", "jagg"),
@@ -102,7 +109,7 @@ def detectable(spread: float, seeds: int) -> float:
 
 def achieved(pairs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], trained: str) -> str:
     """What could have been seen, by the deviations that the runs had."""
-    spreads = [pair["spread"] for pair in pairs if pair["spread"] is not None]
+    spreads = [p["spread"] for p in pairs if p["spread"] is not None and {p["one"], p["other"]} <= set(ARMS)]
     if not spreads:
         return ""
     seeds = min(len(pair["seeds"]) for pair in pairs)
@@ -110,8 +117,8 @@ def achieved(pairs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any
     gain = statistics.fmean(row["gain"][trained][0] for row in rows)
     seen = detectable(spread, seeds)
     return (
-        f"Measured: mean gain {gain:.4f}, deviation of the paired differences {spread:.4f} over seeds; {seeds} seeds "
-        f"see {seen:.4f} ({seen / gain:.0%} of the gain) in four of five tries.\n"
+        f"Measured: mean gain {gain:.4f}, deviation of the difference of two arms {spread:.4f} over seeds; {seeds} "
+        f"seeds see {seen:.4f} ({seen / gain:.0%} of the gain) in four of five tries.\n"
     )
 
 
@@ -190,6 +197,10 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def differences(runs: Sequence[Run], trained: str) -> list[dict[str, Any]]:
     """Gain of one arm less another's, paired by seed, for the pairs that were both run; p of a t-test, by Holm."""
     gains = {(r["arm"], r["seed"]): r["rewards"][trained]["gain"] for r in runs}
+    for name, (_, arms) in TOGETHER.items():
+        for seed in {s for _, s in gains}:
+            if all((arm, seed) in gains for arm in arms):
+                gains[name, seed] = statistics.fmean(gains[arm, seed] for arm in arms)
     told, raw = [], []
     for one, other in PAIRS:
         both = [s for a, s in gains if a == one and (other, s) in gains]
@@ -233,7 +244,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any
         "|---|---|---|---|---|",
     ]
     for pair in pairs:
-        title = f"{ARMS[pair['one']][0]} less {ARMS[pair['other']][0]}"
+        title = f"{TITLES[pair['one']]} less {TITLES[pair['other']]}"
         cells = [title, str(len(pair["seeds"])), told(pair["difference"]), f"{pair['p']:.2g}", verdict(pair)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -276,8 +287,7 @@ def main() -> None:
         stored = {"power": power(len(arguments.seeds)), "rows": rows, "differences": pairs, "runs": runs}
         write_json(arguments.out / "matched.json", stored)
         (arguments.out / "matched.md").write_text(text)
-        titles = {arm: title for arm, (title, _) in ARMS.items()}
-        plot(runs, rows, pairs, titles, trained, arguments.out / "matched.png")
+        plot(runs, rows, pairs, TITLES, trained, arguments.out / "matched.png")
         print("\n" + text)
         if arguments.readme:
             put_into(arguments.readme, NAME, text)

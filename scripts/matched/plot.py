@@ -34,7 +34,8 @@ def plot(
     gains = [(titles[row["arm"]], row["gain"][trained], colours[row["arm"]]) for row in rows]
     _forest(axes[1][0], gains, f"gain of {trained} (95 % over seeds)")
     told = [
-        (f"{titles[p['one']]}\nless {titles[p['other']]}", p["difference"], colours[p["one"]]) for p in pairs
+        (f"{titles[p['one']]}\nless {titles[p['other']]}", p["difference"], colours.get(p["one"], "0.2"))
+        for p in pairs
     ]
     _forest(axes[1][1], told, f"difference of the gain of {trained}, paired by seed (95 %)")
     figure.savefig(file, dpi=110)

@@ -1,6 +1,8 @@
 """The arithmetic of the comparison at equal compute, and its files."""
 
 import math
+import random
+import statistics
 
 import pytest
 
@@ -9,6 +11,8 @@ from scripts.matched.plot import plot
 from scripts.matched_compute import (
     ARMS,
     PAIRS,
+    TITLES,
+    TOGETHER,
     achieved,
     captions,
     differences,
@@ -50,12 +54,24 @@ def test_differences_are_paired_by_seed(tmp_path):
     text = markdown([exact, jagg], [pair], "hpsv2")
     assert "| JAGG, W=4 | 3 | 4 | 20 | 2 | +0.0120 ± 0.0273 | +0.0120 ± 0.0273 |" in text
     assert "| JAGG, W=4 less exact, every step | 3 | +0.0020 ± 0.0025 | 0.074 | not told apart |" in text
-    titles = {arm: title for arm, (title, _) in ARMS.items()}
-    assert "deviation of the paired differences 0.0010 over seeds; 3 seeds see" in achieved(
+    assert "deviation of the difference of two arms 0.0010 over seeds; 3 seeds see" in achieved(
         [pair], [exact, jagg], "hpsv2"
     )
-    plot(runs, [exact, jagg], [pair], titles, "hpsv2", tmp_path / "matched.png")
+    plot(runs, [exact, jagg], [pair], TITLES, "hpsv2", tmp_path / "matched.png")
     assert (tmp_path / "matched.png").stat().st_size > 1000
+
+
+def test_arms_together_are_the_mean_of_each_seed():
+    gains = {arm: [random.Random(f"{arm} {seed}").random() for seed in range(3)] for arm in ARMS}
+    runs = [run_of(arm, seed, gains[arm][seed]) for seed in range(3) for arm in ARMS]
+    first = differences(runs[:-1], "hpsv2")[0]  # the last seed's last arm is missing
+    assert (first["one"], first["other"], first["seeds"]) == ("interpolated", "discarded", [0, 1])
+    expected = [
+        statistics.fmean(gains[arm][seed] for arm in ("jagg", "jagg_all", "long"))
+        - statistics.fmean(gains[arm][seed] for arm in ("ablate", "subset", "subset_all"))
+        for seed in (0, 1)
+    ]
+    assert first["difference"][0] == pytest.approx(statistics.fmean(expected))
 
 
 def test_verdicts_are_corrected_for_the_number_of_pairs():
@@ -76,4 +92,4 @@ def test_every_seed_has_captions_of_its_own(tmp_path):
 def test_one_seed_has_no_interval_and_power_is_told():
     assert interval([1.0]) == (1.0, None)
     assert "16% of the gain" in power(10)
-    assert {arm for pair in PAIRS for arm in pair} == set(ARMS)
+    assert {name for pair in PAIRS for name in pair} == set(ARMS) | set(TOGETHER)
