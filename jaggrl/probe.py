@@ -56,7 +56,13 @@ def _strategies(config: Config) -> dict[str, Backward]:
     settings = config["probe"]
     if not isinstance(settings["rollouts"], int) or settings["rollouts"] < 1:
         raise UserError(f"probe.rollouts={settings['rollouts']} must be a whole number of at least 1")
-    built = {name: make(node, "backward") for name, node in config["strategies"].items() if node is not None}
+    nodes = {name: node for name, node in config["strategies"].items() if node is not None}
+    for name, node in nodes.items():
+        if "_target_" not in node:
+            raise UserError(
+                f"strategies.{name} has keys but no strategy: choose one, or ~strategies.{name} as well"
+            )
+    built = {name: make(node, "backward") for name, node in nodes.items()}
     interpolating = [name for name, b in built.items() if not isinstance(b.interpolant, Exact)]
     if settings["recommend"] not in interpolating:
         raise unknown("probe.recommend", settings["recommend"], interpolating)

@@ -1,9 +1,9 @@
 """Backward strategies at equal compute: train each on the same forward-equivalents and compare what was learned.
 
-    python scripts/matched_compute.py                              70 runs: three hours
+    python scripts/matched_compute.py                              84 runs: three and a half hours
     python scripts/matched_compute.py --seeds 0 --arms exact jagg long --set budget=6000
-    OMP_NUM_THREADS=1 python scripts/matched_compute.py --seeds 0 2 4 6 8 &      halves beside each other: 95 minutes
-    OMP_NUM_THREADS=1 python scripts/matched_compute.py --seeds 1 3 5 7 9 &      on two cores; then read all of them:
+    OMP_NUM_THREADS=1 python scripts/matched_compute.py --seeds 0 2 4 6 8 10 &   halves beside each other: two hours
+    OMP_NUM_THREADS=1 python scripts/matched_compute.py --seeds 1 3 5 7 9 11 &   on two cores; then read all of them:
     python scripts/matched_compute.py --only-read --readme README.md
 
 DanceGRPO on the shapes world (9 steps, 8 of them trained; 2 prompts x 16 pictures; one update per rollout). Every
@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument(
         "--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM", help=", ".join(ARMS)
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(12)))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides for every run")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs/matched_compute")
     parser.add_argument(

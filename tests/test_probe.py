@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from jaggrl.build import check
+from jaggrl.errors import UserError
+from jaggrl.probe import _strategies
 from tests.test_config import ROOT, composed
 from tests.tiny_flux import tiny_flux_folder
 
@@ -36,6 +38,13 @@ def test_config_builds_every_strategy():
         "jaggrl.backward.strategy.Backward"
     }
     check(config)
+
+
+def test_keys_of_a_strategy_that_was_deleted_are_told():
+    with pytest.raises(
+        UserError, match="strategies.jagg_10 has keys but no strategy: choose one, or ~strategies.jagg_10"
+    ):
+        _strategies(composed("~backward@strategies.jagg_10", name="probe"))
 
 
 @pytest.mark.slow
