@@ -64,5 +64,6 @@ def _forest(axis: Any, lines: Sequence[tuple[str, tuple[float, float | None], st
         axis.errorbar(mean, -place, xerr=half or 0, fmt="o", color=colour, capsize=3)
     axis.set_yticks([-place for place in range(len(lines))], [title for title, _, _ in lines], fontsize=8)
     axis.axvline(0, color="0.6", lw=0.8)
+    axis.locator_params(axis="x", nbins=5)
     axis.set_xlabel(label)
     axis.grid(alpha=0.3)
