@@ -24,7 +24,7 @@ from jaggrl.infra.distributed import Ranks, shard
 from jaggrl.infra.wandb_run import MODES
 from jaggrl.models.base import Model
 from jaggrl.models.loading import locate_pipeline
-from jaggrl.models.policy import Lora, Policy, make_trainable
+from jaggrl.models.policy import Lora, Policy, make_trainable, narrow_frozen
 from jaggrl.prompts import PromptDealer, PromptSet, load_prompts
 from jaggrl.results import load_evaluation
 from jaggrl.rewards.base import Reward, WeightedReward, check_weights
@@ -248,7 +248,7 @@ def build_policy(config: Config, ranks: Ranks, weights: Path | None = None) -> P
         model.load_export(weights)
     make_trainable(model, lora, config["checkpointing"])
     if config["precision"] == "bf16":
-        _narrow_frozen(model)
+        narrow_frozen(model)
     for module in model.frozen_modules():
         module.to(ranks.device)
     if ranks.world > 1:
@@ -256,18 +256,6 @@ def build_policy(config: Config, ranks: Ranks, weights: Path | None = None) -> P
     else:
         model.network.to(ranks.device)
     return Policy(model, lora, config["precision"], ranks.device, config["checkpointing"])
-
-
-def _narrow_frozen(model: Model) -> None:
-    """Text encoders, and the network's frozen weights under LoRA, in bf16, as the pipelines are published.
-
-    FLUX.1-dev's take 19 and 48 GB in fp32. The VAE stays as it is: pictures are judged.
-    """
-    for module in model.text_encoders():
-        module.to(torch.bfloat16)
-    for parameter in model.network.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.bfloat16()
 
 
 def build_scorers(config: Config, ranks: Ranks) -> dict[str, Reward]:

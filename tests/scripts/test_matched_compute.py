@@ -91,5 +91,5 @@ def test_every_seed_has_captions_of_its_own(tmp_path):
 
 def test_one_seed_has_no_interval_and_power_is_told():
     assert interval([1.0]) == (1.0, None)
-    assert "16% of the gain" in power(10)
+    assert "34% of the gain" in power(10)
     assert {name for pair in PAIRS for name in pair} == set(ARMS) | set(TOGETHER)
